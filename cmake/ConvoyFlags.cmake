@@ -1,0 +1,36 @@
+# Every compile flag of our code comes from here. GCC ignores a precompiled header whose -O, -g, -D
+# or position independence differ from the user's, so no target adds flags of its own; settings go
+# into the generated config.h.
+find_program(CONVOY_CCACHE ccache)
+if(CONVOY_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  # Without the sloppiness nothing that uses a precompiled header is cached.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CONVOY_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+endif()
+
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+add_library(convoy_flags INTERFACE)
+target_compile_features(convoy_flags INTERFACE cxx_std_20)
+target_compile_options(convoy_flags INTERFACE
+  -fno-semantic-interposition -fstack-protector-strong
+  $<$<CXX_COMPILER_ID:GNU>:-Werror=invalid-pch>)
+target_link_options(convoy_flags INTERFACE -Wl,-z,relro,-z,now)
+
+# Warnings are separate: code that is not ours (torch, generated) is included as SYSTEM.
+add_library(convoy_warnings INTERFACE)
+target_compile_options(convoy_warnings INTERFACE
+  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion $<$<BOOL:${CONVOY_WERROR}>:-Werror>)
+
+if(CONVOY_SANITIZE STREQUAL "address")
+  target_compile_options(convoy_flags INTERFACE -fsanitize=address,undefined
+    -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  target_link_options(convoy_flags INTERFACE -fsanitize=address,undefined)
+elseif(CONVOY_SANITIZE STREQUAL "thread")
+  target_compile_options(convoy_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
+  target_link_options(convoy_flags INTERFACE -fsanitize=thread)
+elseif(CONVOY_SANITIZE)
+  message(FATAL_ERROR "CONVOY_SANITIZE is '${CONVOY_SANITIZE}'; known: address, thread")
+endif()

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+
+namespace convoy {
+
+// A point on the steady clock until which a call may block. One deadline is made where the user's
+// time-out enters and passed down unchanged, so nested waits share it. A value; thread-safe.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `timeout` from now. A time-out too large for the clock means Deadline::never().
+  static Deadline after(std::chrono::nanoseconds timeout) {
+    const auto now = Clock::now();
+    if (timeout >= Clock::time_point::max() - now) return never();
+    return Deadline(now + timeout);
+  }
+  static Deadline at(Clock::time_point when) { return Deadline(when); }
+  // For waits that another event is certain to end (a joined thread, a reaped child).
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
+
+  bool is_never() const { return when_ == Clock::time_point::max(); }
+  bool expired() const { return !is_never() && Clock::now() >= when_; }
+  Clock::time_point when() const { return when_; }
+
+  // Time left, zero once expired; nanoseconds::max() for never().
+  std::chrono::nanoseconds remaining() const {
+    if (is_never()) return std::chrono::nanoseconds::max();
+    const auto left = when_ - Clock::now();
+    return left.count() > 0 ? left : std::chrono::nanoseconds::zero();
+  }
+
+  // For poll(2) and epoll: rounded up, so that a wait never returns just before the deadline.
+  // -1 for never().
+  int poll_timeout_ms() const {
+    if (is_never()) return -1;
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(remaining()).count();
+    return ms > 1'000'000'000 ? 1'000'000'000 : static_cast<int>(ms);
+  }
+
+  friend bool operator==(const Deadline&, const Deadline&) = default;
+  friend auto operator<=>(const Deadline&, const Deadline&) = default;
+
+ private:
+  explicit Deadline(Clock::time_point when) : when_(when) {}
+
+  Clock::time_point when_;
+};
+
+}  // namespace convoy

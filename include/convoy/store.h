@@ -1,0 +1,84 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convoy/deadline.h"
+
+namespace convoy {
+
+// The key-value store through which the processes of a job find each other. Keys and values are
+// bytes. Every method may be called from any thread; a call that waits does not hold up the calls
+// of other threads on the same object.
+//
+// All methods throw Error: kTimeout at the deadline (the text names the missing keys), kPeerLost
+// when the server is gone, kResource when a limit of the server is hit, kInvalidArgument for a bad
+// key. Methods without a Deadline only wait for the server's answer, at most timeout().
+class Store {
+ public:
+  // A value and how often its key has been changed (set, added to, erased) since the store began.
+  struct Versioned {
+    std::optional<std::string> value;  // nullopt: the key does not exist
+    std::uint64_t version = 0;         // 0: it never did
+  };
+
+  static constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::minutes(5);
+
+  virtual ~Store() = default;
+
+  virtual void set(const std::string& key, std::string_view value) = 0;
+  // Waits until the key exists.
+  virtual std::string get(const std::string& key, const Deadline& deadline) = 0;
+  virtual std::optional<std::string> try_get(const std::string& key) = 0;
+  // Waits until all keys exist.
+  virtual void wait(std::span<const std::string> keys, const Deadline& deadline) = 0;
+  // True if all keys exist.
+  virtual bool check(std::span<const std::string> keys) = 0;
+  // Adds to a decimal number (0 if the key is missing) and returns the sum. kInvalidArgument if the
+  // value is no number.
+  virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
+  // Appends to the value (empty if the key is missing).
+  virtual void append(const std::string& key, std::string_view value) = 0;
+  // Sets `desired` if the key holds `expected`, or if it is missing and `expected` is empty.
+  // Returns what the key holds afterwards; `expected` itself if the key is missing and stays so.
+  virtual std::string compare_set(const std::string& key, std::string_view expected,
+                                  std::string_view desired) = 0;
+  // True if the key existed.
+  virtual bool erase(const std::string& key) = 0;
+  // The existing keys that begin with `prefix`, sorted.
+  virtual std::vector<std::string> keys(const std::string& prefix) = 0;
+  // Waits until the key's version is greater than `since`, then returns value and version: a loop
+  // of watches misses no last state, though it may skip states in between.
+  virtual Versioned watch(const std::string& key, std::uint64_t since,
+                          const Deadline& deadline) = 0;
+
+  // How long a method without a Deadline waits for the server.
+  virtual std::chrono::milliseconds timeout() const = 0;
+
+  // get() within timeout().
+  std::string get(const std::string& key) { return get(key, Deadline::after(timeout())); }
+  // Waits until `count` callers (this one included) have called barrier with this key. A key serves
+  // once.
+  void barrier(const std::string& key, int count, const Deadline& deadline);
+};
+
+// A store inside this process, for ranks that are threads, and for tests.
+std::shared_ptr<Store> make_local_store();
+
+// The same store under another name space: every key gets `prefix` + "/" in front.
+std::shared_ptr<Store> with_prefix(std::shared_ptr<Store> store, const std::string& prefix);
+
+// The store that `convoy run` serves to this rank, over the connection the rank inherited; the same
+// object at every call. nullptr in a process that `convoy run` did not start.
+std::shared_ptr<Store> launcher_store();
+
+// Connects to a server that listens on a Unix socket of this user.
+std::shared_ptr<Store> connect_store(const std::string& socket_path, const Deadline& deadline);
+
+}  // namespace convoy

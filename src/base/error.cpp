@@ -1,0 +1,50 @@
+#include "base/error.h"
+
+#include <cstring>
+
+namespace convoy {
+
+std::string_view to_string(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalidArgument: return "invalid argument";
+    case ErrorKind::kUnsupported: return "unsupported";
+    case ErrorKind::kTimeout: return "timeout";
+    case ErrorKind::kPeerLost: return "peer lost";
+    case ErrorKind::kResource: return "out of resources";
+    case ErrorKind::kRemote: return "remote error";
+    case ErrorKind::kInternal: return "internal error";
+  }
+  return "unknown error";
+}
+
+std::string errno_text(int code) {
+  char buffer[128];
+  return concat(strerror_r(code, buffer, sizeof buffer), " (errno ", code, ")");
+}
+
+ErrorKind errno_kind(int code) {
+  switch (code) {
+    case ENOMEM:
+    case ENOSPC:
+    case EMFILE:
+    case ENFILE:
+    case EAGAIN:
+    case ENOBUFS:
+    case EDQUOT: return ErrorKind::kResource;
+    case EPIPE:
+    case ECONNRESET:
+    case ECONNREFUSED:
+    case ENOTCONN: return ErrorKind::kPeerLost;
+    case ETIMEDOUT: return ErrorKind::kTimeout;
+    case EINVAL:
+    case ENOENT:
+    case EACCES:
+    case EPERM:
+    case ENAMETOOLONG: return ErrorKind::kInvalidArgument;
+    case ENOSYS:
+    case EOPNOTSUPP: return ErrorKind::kUnsupported;
+    default: return ErrorKind::kInternal;
+  }
+}
+
+}  // namespace convoy

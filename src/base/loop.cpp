@@ -1,0 +1,158 @@
+#include "base/loop.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <exception>
+#include <future>
+
+#include "base/error.h"
+
+namespace convoy {
+namespace {
+
+constexpr Loop::WatchId kWakeId = 0;
+
+void control(int epoll, int operation, int fd, std::uint32_t events, std::uint64_t id) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll, operation, fd, &event) < 0) fail_errno("epoll_ctl on descriptor ", fd);
+}
+
+}  // namespace
+
+Loop::Loop() : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !wake_) fail_errno("making an event loop");
+  control(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWakeId);
+}
+
+void Loop::wake() {
+  const std::uint64_t one = 1;
+  // Fails only when the counter is full, and then the loop is awake anyway.
+  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void Loop::post(Callback function) {
+  inbox_.lock()->functions.push_back(std::move(function));
+  wake();
+}
+
+void Loop::stop() {
+  inbox_.lock()->stop = true;
+  wake();
+}
+
+Loop::WatchId Loop::watch(int fd, std::uint32_t events, IoCallback callback) {
+  const WatchId id = next_id_++;
+  control(epoll_.get(), EPOLL_CTL_ADD, fd, events, id);
+  watches_.emplace(id, std::make_shared<Watch>(Watch{fd, std::move(callback)}));
+  return id;
+}
+
+void Loop::modify(WatchId id, std::uint32_t events) {
+  control(epoll_.get(), EPOLL_CTL_MOD, watches_.at(id)->fd, events, id);
+}
+
+void Loop::unwatch(WatchId id) {
+  const auto found = watches_.find(id);
+  if (found == watches_.end()) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second->fd, nullptr);
+  watches_.erase(found);
+}
+
+Loop::TimerId Loop::call_at(Deadline::Clock::time_point when, Callback callback) {
+  const TimerId id = next_id_++;
+  timers_.emplace(std::pair(when, id), std::move(callback));
+  return id;
+}
+
+void Loop::cancel(TimerId id) {
+  std::erase_if(timers_, [id](const auto& timer) { return timer.first.second == id; });
+}
+
+int Loop::wait_timeout_ms() const {
+  if (timers_.empty()) return -1;
+  return Deadline::at(timers_.begin()->first.first).poll_timeout_ms();
+}
+
+void Loop::run_timers_on_loop() {
+  const auto now = Deadline::Clock::now();
+  while (!timers_.empty() && timers_.begin()->first.first <= now) {
+    const auto node = timers_.extract(timers_.begin());
+    node.mapped()();
+  }
+}
+
+bool Loop::run_inbox_on_loop() {
+  std::vector<Callback> functions;
+  bool stop = false;
+  {
+    auto inbox = inbox_.lock();
+    functions.swap(inbox->functions);
+    stop = inbox->stop;
+  }
+  for (auto& function : functions) function();
+  return !stop || !functions.empty();
+}
+
+void Loop::run() {
+  thread_ = std::this_thread::get_id();
+  std::array<epoll_event, 64> events{};
+  while (run_inbox_on_loop()) {
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_timeout_ms());
+    if (count < 0 && errno != EINTR) fail_errno("epoll_wait");
+    for (int i = 0; i < count; ++i) {
+      const auto& event = events[static_cast<std::size_t>(i)];
+      if (event.data.u64 == kWakeId) {
+        std::uint64_t drained = 0;
+        [[maybe_unused]] const auto got = ::read(wake_.get(), &drained, sizeof drained);
+        continue;
+      }
+      const auto found = watches_.find(event.data.u64);
+      if (found == watches_.end()) continue;  // removed by an earlier handler of this batch
+      const auto watch = found->second;       // keeps the callback alive while it removes itself
+      watch->callback(event.events);
+    }
+    run_timers_on_loop();
+  }
+  inbox_.lock()->stop = false;
+  thread_ = {};
+}
+
+LoopThread::LoopThread(const std::string& name)
+    : thread_([this, name] {
+        set_thread_name(name);
+        loop_.run();
+      }) {}
+
+LoopThread::~LoopThread() { join(); }
+
+void LoopThread::join() {
+  if (!thread_.joinable()) return;
+  loop_.stop();
+  thread_.join();
+}
+
+void LoopThread::call(const std::function<void()>& function) {
+  std::promise<void> done;
+  loop_.post([&] {
+    try {
+      function();
+      done.set_value();
+    } catch (...) {
+      done.set_exception(std::current_exception());
+    }
+  });
+  done.get_future().get();
+}
+
+void set_thread_name(const std::string& name) {
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+}
+
+}  // namespace convoy

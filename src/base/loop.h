@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/guarded.h"
+#include "base/unique_fd.h"
+#include "convoy/deadline.h"
+
+namespace convoy {
+
+// An epoll loop: descriptors, timers and posted functions, all run on the one thread inside run().
+//
+// post() and stop() may be called from any thread; everything else only on the loop's thread, or
+// before run() starts. Handlers must not throw: run() lets what they throw end the loop and the
+// caller of run(). A handler may remove any watch or timer, its own included.
+class Loop {
+ public:
+  using Callback = std::function<void()>;
+  using IoCallback = std::function<void(std::uint32_t events)>;  // EPOLLIN, EPOLLHUP, ...
+  using WatchId = std::uint64_t;
+  using TimerId = std::uint64_t;
+
+  Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // Runs handlers until stop(). Functions posted before stop() have run when it returns.
+  void run();
+  void stop();
+  void post(Callback function);
+  bool in_loop() const { return std::this_thread::get_id() == thread_; }
+
+  // Calls `callback` when `fd` has one of `events` (EPOLLIN, EPOLLOUT; errors and hang-ups always).
+  // The caller keeps the descriptor open until unwatch().
+  WatchId watch(int fd, std::uint32_t events, IoCallback callback);
+  void modify(WatchId id, std::uint32_t events);
+  void unwatch(WatchId id);
+
+  TimerId call_at(Deadline::Clock::time_point when, Callback callback);
+  void cancel(TimerId id);
+
+ private:
+  struct Watch {
+    int fd;
+    IoCallback callback;
+  };
+  struct Inbox {
+    std::vector<Callback> functions;
+    bool stop = false;
+  };
+
+  void wake();
+  int wait_timeout_ms() const;
+  void run_timers_on_loop();
+  bool run_inbox_on_loop();  // false: stop was asked for and the inbox is empty
+
+  UniqueFd epoll_;
+  UniqueFd wake_;  // eventfd
+  Guarded<Inbox> inbox_;
+  std::unordered_map<WatchId, std::shared_ptr<Watch>> watches_;
+  std::map<std::pair<Deadline::Clock::time_point, TimerId>, Callback> timers_;
+  std::uint64_t next_id_ = 1;
+  std::thread::id thread_;
+};
+
+// A Loop on a thread of its own, named for debuggers; stopped and joined by the destructor.
+class LoopThread {
+ public:
+  explicit LoopThread(const std::string& name);
+  ~LoopThread();
+
+  Loop& loop() { return loop_; }
+  // Runs `function` on the loop and waits for it; rethrows what it throws.
+  void call(const std::function<void()>& function);
+  // Ends and joins the thread (idempotent). Not from the loop itself.
+  void join();
+
+ private:
+  Loop loop_;
+  std::jthread thread_;
+};
+
+// Shown by ps, gdb and top; at most 15 characters are kept.
+void set_thread_name(const std::string& name);
+
+}  // namespace convoy

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "convoy/deadline.h"
+
+namespace convoy {
+
+// How a process ended.
+struct ExitStatus {
+  int code = 0;    // exit code; 0 when a signal ended it
+  int signal = 0;  // 0: it exited
+
+  bool success() const { return code == 0 && signal == 0; }
+  // What a shell would report: the code, or 128 + signal.
+  int shell_code() const { return signal != 0 ? 128 + signal : code; }
+  // "exit code 3", "signal 9 (SIGKILL)".
+  std::string to_string() const;
+};
+
+// "SIGKILL"; "signal 77" for a number without a name.
+std::string signal_name(int signal);
+// From "SIGTERM", "TERM" or "15"; nullopt for anything else.
+std::optional<int> parse_signal(const std::string& text);
+
+struct SpawnOptions {
+  std::vector<std::string> arguments;  // [0] is looked up in PATH unless it holds a slash
+  std::optional<std::vector<std::string>> environment;  // "NAME=value"; nullopt: ours
+  std::string working_folder;                           // empty: ours
+  // Descriptors the child gets besides 0, 1, 2, under the same numbers; everything else of ours is
+  // close-on-exec.
+  std::vector<int> inherited;
+  int standard_input = -1;   // -1: /dev/null
+  int standard_output = -1;  // -1: ours
+  int standard_error = -1;   // -1: ours
+  // Sent to the child when the *thread* that spawned it ends; 0: none. Spawn from a thread that
+  // lives as long as the process.
+  int death_signal = 0;
+  bool own_process_group = false;
+  std::vector<int> cores;  // pinned to these; empty: as ours
+};
+
+// A child process. The destructor kills (SIGKILL) and reaps a child that still runs. Not
+// thread-safe.
+class ChildProcess {
+ public:
+  ChildProcess() = default;
+  // Returns once the program runs. Throws if it cannot be executed (kInvalidArgument: not found,
+  // not executable) or no process can be made (kResource).
+  static ChildProcess spawn(const SpawnOptions& options);
+
+  ChildProcess(ChildProcess&& other) noexcept;
+  ChildProcess& operator=(ChildProcess&& other) noexcept;
+  ~ChildProcess();
+
+  pid_t pid() const { return pid_; }
+  // Readable when the process has ended: for poll and Loop.
+  int pidfd() const { return pidfd_.get(); }
+  bool running() const { return pid_ > 0 && !status_; }
+
+  // Ends of itself, or nullopt at the deadline. Reaps; callable again.
+  std::optional<ExitStatus> wait(const Deadline& deadline);
+  // To the process only. No effect once it was reaped.
+  void kill(int signal) noexcept;
+  // To its process group (own_process_group). Reaches children of an already reaped leader too,
+  // while any member lives.
+  void kill_group(int signal) noexcept;
+
+ private:
+  pid_t pid_ = -1;
+  bool own_group_ = false;
+  UniqueFd pidfd_;
+  std::optional<ExitStatus> status_;
+};
+
+// A pidfd of any process; empty if it does not exist (any more).
+UniqueFd open_pidfd(pid_t pid);
+void send_signal(int pidfd, int signal) noexcept;
+
+// 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; nullopt if it has gone.
+std::optional<char> process_state(pid_t pid);
+// Direct children of `pid`, in no order.
+std::vector<pid_t> children_of(pid_t pid);
+// Children, their children and so on, parents first. Processes that come and go while it looks may
+// be missed: callers that must reach all look again until none is left.
+std::vector<pid_t> descendants_of(pid_t pid);
+
+// From now on orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER).
+void become_subreaper();
+
+}  // namespace convoy

@@ -1,0 +1,110 @@
+#include "os/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+#ifndef MFD_NOEXEC_SEAL  // Linux 6.3; glibc 2.36 does not name it
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace convoy {
+namespace {
+
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+int make_memfd(const std::string& label) {
+  const std::string name = "convoy:" + label;
+  int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) {
+    fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  }
+  if (fd < 0) fail_errno("making shared memory");
+  return fd;
+}
+
+std::byte* map(int fd, std::size_t size, Segment::Warm warm) {
+  const int flags = MAP_SHARED | (warm == Segment::Warm::kYes ? MAP_POPULATE : 0);
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (memory == MAP_FAILED) fail_errno("mapping ", size, " bytes of shared memory");
+  return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+std::size_t page_size() {
+  static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+Segment Segment::create(std::size_t size, const std::string& label, Warm warm) {
+  if (size == 0)
+    fail(ErrorKind::kInvalidArgument, "a shared memory segment needs at least one byte");
+  const std::size_t page = page_size();
+  if (size > SIZE_MAX / 2) {
+    fail(ErrorKind::kResource, "shared memory segment of ", size, " bytes: too large");
+  }
+  size = (size + page - 1) / page * page;
+  UniqueFd fd(make_memfd(label));
+  const auto length = static_cast<off_t>(size);
+  if (ftruncate(fd.get(), length) < 0) fail_errno("sizing shared memory to ", size, " bytes");
+  int result = 0;
+  do {
+    result = fallocate(fd.get(), 0, 0, length);
+  } while (result < 0 && errno == EINTR);
+  if (result < 0) {
+    fail(ErrorKind::kResource, "allocating ", size, " bytes of shared memory: ", errno_text(errno));
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) < 0)
+    fail_errno("sealing shared memory");
+  std::byte* data = map(fd.get(), size, warm);
+  return {std::move(fd), data, size};
+}
+
+Segment Segment::adopt(UniqueFd fd, std::size_t size, Warm warm) {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
+    fail(ErrorKind::kInvalidArgument, "descriptor ", fd.get(),
+         " is not shared memory sealed against resizing: refused");
+  }
+  struct stat info {};
+  if (fstat(fd.get(), &info) < 0) fail_errno("reading the size of shared memory");
+  if (size == 0 || static_cast<std::uint64_t>(info.st_size) != size) {
+    fail(ErrorKind::kInvalidArgument, "shared memory of ", info.st_size, " bytes where ", size,
+         " were announced: refused");
+  }
+  std::byte* data = map(fd.get(), size, warm);
+  return {std::move(fd), data, size};
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  if (this != &other) {
+    if (data_) munmap(data_, size_);
+    fd_ = std::move(other.fd_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_) munmap(data_, size_);
+}
+
+Segment::Key Segment::key() const { return key_of(fd_.get()); }
+
+Segment::Key Segment::key_of(int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) < 0) fail_errno("reading the identity of shared memory");
+  return {static_cast<std::uint64_t>(info.st_dev), static_cast<std::uint64_t>(info.st_ino)};
+}
+
+}  // namespace convoy

@@ -1,0 +1,303 @@
+#include "os/socket.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+#include "os/fork_guard.h"
+
+namespace convoy {
+namespace {
+
+constexpr std::size_t kMaxDescriptors = 253;  // SCM_MAX_FD
+
+int new_unix_socket() {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) fail_errno("making a Unix socket");
+  return fd;
+}
+
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path) {
+    fail(ErrorKind::kInvalidArgument, "socket path '", path, "' has ", path.size(),
+         " bytes; a Unix socket takes 1 to ", sizeof address.sun_path - 1);
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+const sockaddr* as_sockaddr(const sockaddr_un& address) {
+  return reinterpret_cast<const sockaddr*>(&address);
+}
+
+bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+bool peer_gone(int code) { return code == EPIPE || code == ECONNRESET || code == ENOTCONN; }
+
+}  // namespace
+
+bool wait_ready(int fd, short events, const Deadline& deadline) {
+  for (;;) {
+    pollfd item{fd, events, 0};
+    const int ready = ::poll(&item, 1, deadline.poll_timeout_ms());
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) fail_errno("poll");
+    if (deadline.expired()) return false;
+  }
+}
+
+Socket::Socket(UniqueFd fd) : fd_(std::move(fd)) {
+  int type = 0;
+  int domain = 0;
+  socklen_t length = sizeof type;
+  if (getsockopt(fd_.get(), SOL_SOCKET, SO_TYPE, &type, &length) < 0 ||
+      getsockopt(fd_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) < 0 || type != SOCK_STREAM ||
+      domain != AF_UNIX) {
+    fail(ErrorKind::kInvalidArgument, "descriptor ", fd_.get(), " is not a Unix stream socket");
+  }
+  const int flags = fcntl(fd_.get(), F_GETFL);
+  if (flags < 0 || fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) < 0 ||
+      fcntl(fd_.get(), F_SETFD, FD_CLOEXEC) < 0) {
+    fail_errno("setting up socket ", fd_.get());
+  }
+  register_fork_closed(fd_.get());
+}
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  if (this != &other) {
+    close();
+    fd_ = std::move(other.fd_);
+  }
+  return *this;
+}
+
+Socket::~Socket() { close(); }
+
+void Socket::close() {
+  unregister_fork_closed(fd_.get());
+  fd_.reset();
+}
+
+void Socket::shutdown() noexcept {
+  if (fd_) ::shutdown(fd_.get(), SHUT_RDWR);
+}
+
+UniqueFd Socket::release() {
+  unregister_fork_closed(fd_.get());
+  return std::move(fd_);
+}
+
+std::pair<Socket, Socket> Socket::pair() {
+  std::array<int, 2> ends{};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) < 0) {
+    fail_errno("making a socket pair");
+  }
+  UniqueFd first(ends[0]);
+  UniqueFd second(ends[1]);
+  return {Socket(std::move(first)), Socket(std::move(second))};
+}
+
+Socket Socket::connect(const std::string& path, const Deadline& deadline) {
+  const sockaddr_un address = address_of(path);
+  UniqueFd fd(new_unix_socket());
+  while (::connect(fd.get(), as_sockaddr(address), sizeof address) < 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) {
+      const int code = errno;
+      fail(code == ENOENT ? ErrorKind::kPeerLost : errno_kind(code), "connecting to ", path, ": ",
+           errno_text(code));
+    }
+    // The listener's queue is full. Unix sockets give no event for room in it: poll in small steps.
+    if (deadline.expired()) fail(ErrorKind::kTimeout, "connecting to ", path, ": queue full");
+    ::poll(nullptr, 0, 1);
+  }
+  return Socket(std::move(fd));
+}
+
+PeerCredentials Socket::peer() const {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) < 0) {
+    fail_errno("reading the credentials of a socket's peer");
+  }
+  return {credentials.pid, credentials.uid, credentials.gid};
+}
+
+void Socket::require_same_user() const {
+  const auto other = peer();
+  if (other.uid == geteuid() || other.uid == 0) return;
+  fail(ErrorKind::kInvalidArgument, "connection from pid ", other.pid, " of user ", other.uid,
+       " refused: this process belongs to user ", geteuid());
+}
+
+std::optional<std::size_t> Socket::try_send(std::span<const std::byte> bytes) {
+  const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n >= 0) return static_cast<std::size_t>(n);
+  if (would_block(errno)) return 0;
+  if (peer_gone(errno)) return std::nullopt;
+  fail_errno("sending on socket ", fd_.get());
+}
+
+void Socket::send(std::span<const std::byte> bytes, const Deadline& deadline,
+                  std::span<const int> descriptors) {
+  if (descriptors.size() > kMaxDescriptors) {
+    fail(ErrorKind::kInvalidArgument, "cannot pass ", descriptors.size(),
+         " descriptors in one message; at most ", kMaxDescriptors);
+  }
+  CONVOY_CHECK(descriptors.empty() || !bytes.empty(), "descriptors need a byte to travel with");
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    iovec data{const_cast<std::byte*>(bytes.data()) + done, bytes.size() - done};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
+    if (done == 0 && !descriptors.empty()) {
+      const std::size_t size = descriptors.size() * sizeof(int);
+      message.msg_control = control.data();
+      message.msg_controllen = CMSG_SPACE(size);
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(size);
+      std::memcpy(CMSG_DATA(header), descriptors.data(), size);
+    }
+    const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      done += static_cast<std::size_t>(n);
+    } else if (!would_block(errno)) {
+      fail_errno("sending ", bytes.size(), " bytes");
+    } else if (!wait_ready(fd_.get(), POLLOUT, deadline)) {
+      fail(ErrorKind::kTimeout, "sending ", bytes.size(), " bytes: ", done,
+           " sent at the deadline");
+    }
+  }
+}
+
+std::optional<std::size_t> Socket::try_receive(std::span<std::byte> bytes,
+                                               std::vector<UniqueFd>* descriptors) {
+  iovec data{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (n < 0) {
+    if (would_block(errno)) return 0;
+    if (peer_gone(errno)) return std::nullopt;
+    fail_errno("receiving on socket ", fd_.get());
+  }
+  // Own every descriptor before anything can throw.
+  std::vector<UniqueFd> received;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
+      received.emplace_back(fd);
+    }
+  }
+  if (message.msg_flags & MSG_CTRUNC) {
+    fail(ErrorKind::kResource,
+         "descriptors were lost in passing: this process has too many open "
+         "files (raise it with ulimit -n)");
+  }
+  if (!received.empty() && !descriptors) {
+    fail(ErrorKind::kInvalidArgument, "the peer sent ", received.size(),
+         " descriptors where none were expected");
+  }
+  for (auto& fd : received) descriptors->push_back(std::move(fd));
+  if (n == 0 && !bytes.empty()) return std::nullopt;
+  return static_cast<std::size_t>(n);
+}
+
+void Socket::receive(std::span<std::byte> bytes, const Deadline& deadline,
+                     std::vector<UniqueFd>* descriptors) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const auto n = try_receive(bytes.subspan(done), descriptors);
+    if (!n) {
+      fail(ErrorKind::kPeerLost, "the peer closed the connection after ", done, " of ",
+           bytes.size(), " bytes");
+    }
+    done += *n;
+    if (*n == 0 && !wait_ready(fd_.get(), POLLIN, deadline)) {
+      fail(ErrorKind::kTimeout, "receiving ", bytes.size(), " bytes: ", done,
+           " arrived by the deadline");
+    }
+  }
+}
+
+Listener::Listener(const std::string& folder, const std::string& name)
+    : path_(concat(folder, "/", name)), generation_(fork_generation()) {
+  const sockaddr_un address = address_of(path_);
+  if (::mkdir(folder.c_str(), 0700) == 0) {
+    made_folder_ = folder;
+  } else if (errno != EEXIST) {
+    fail_errno("making folder ", folder);
+  }
+  struct stat info {};
+  if (::lstat(folder.c_str(), &info) < 0) fail_errno("looking at folder ", folder);
+  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0) {
+    fail(ErrorKind::kInvalidArgument, "folder ", folder,
+         " is not safe for a socket: it must be a folder of user ", geteuid(), " with mode 0700");
+  }
+  fd_.reset(new_unix_socket());
+  register_fork_closed(fd_.get());
+  // The folder keeps others out between bind and chmod.
+  if (::bind(fd_.get(), as_sockaddr(address), sizeof address) < 0) {
+    const int code = errno;
+    unregister_fork_closed(fd_.get());
+    if (!made_folder_.empty()) ::rmdir(made_folder_.c_str());
+    fail(ErrorKind::kInvalidArgument, "binding ", path_, ": ", errno_text(code));
+  }
+  if (::chmod(path_.c_str(), 0600) < 0 || ::listen(fd_.get(), 128) < 0) {
+    const int code = errno;
+    unregister_fork_closed(fd_.get());
+    unlink();
+    fail(errno_kind(code), "listening on ", path_, ": ", errno_text(code));
+  }
+}
+
+Listener::~Listener() {
+  unlink();
+  unregister_fork_closed(fd_.get());
+}
+
+void Listener::unlink() noexcept {
+  // A forked child destroys its copy of this object; the path belongs to the parent.
+  if (path_.empty() || fork_generation() != generation_) return;
+  ::unlink(path_.c_str());
+  if (!made_folder_.empty()) ::rmdir(made_folder_.c_str());
+  path_.clear();
+  made_folder_.clear();
+}
+
+std::optional<Socket> Listener::try_accept() {
+  UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd) return Socket(std::move(fd));
+  if (would_block(errno) || errno == ECONNABORTED) return std::nullopt;
+  fail_errno("accepting on ", path_);
+}
+
+Socket Listener::accept(const Deadline& deadline) {
+  for (;;) {
+    if (auto socket = try_accept()) return std::move(*socket);
+    if (!wait_ready(fd_.get(), POLLIN, deadline)) {
+      fail(ErrorKind::kTimeout, "nobody connected to ", path_, " by the deadline");
+    }
+  }
+}
+
+}  // namespace convoy
