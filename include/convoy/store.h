@@ -22,10 +22,11 @@ namespace convoy {
 // key. Methods without a Deadline only wait for the server's answer, at most timeout().
 class Store {
  public:
-  // A value and how often its key has been changed (set, added to, erased) since the store began.
+  // A value and the number of its last change. The store numbers all its changes, so a key that is
+  // erased and set again never shows an old number.
   struct Versioned {
-    std::optional<std::string> value;  // nullopt: the key does not exist
-    std::uint64_t version = 0;         // 0: it never did
+    std::optional<std::string> value = std::nullopt;  // nullopt: the key does not exist
+    std::uint64_t version = 0;                        // 0: the key does not exist
   };
 
   static constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::minutes(5);
@@ -53,8 +54,9 @@ class Store {
   virtual bool erase(const std::string& key) = 0;
   // The existing keys that begin with `prefix`, sorted.
   virtual std::vector<std::string> keys(const std::string& prefix) = 0;
-  // Waits until the key's version is greater than `since`, then returns value and version: a loop
-  // of watches misses no last state, though it may skip states in between.
+  // Waits until the key's version is another than `since` (0: until the key exists), then returns
+  // value and version: a loop of watches misses no last state, though it may skip states in
+  // between.
   virtual Versioned watch(const std::string& key, std::uint64_t since,
                           const Deadline& deadline) = 0;
 

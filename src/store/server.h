@@ -32,7 +32,7 @@ class StoreServer {
   ~StoreServer();
 
   // A connected client end, close-on-exec; a child inherits it (SpawnOptions::inherited) and finds
-  // it by kStoreFdVariable. Nothing has a name that could be left behind.
+  // it by store_environment(). Nothing has a name that could be left behind.
   UniqueFd connect();
   // Also listens at folder/name (folder 0700, socket 0600, only this user's processes are
   // accepted). Returns the path.
@@ -54,7 +54,10 @@ class StoreServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Environment variable with the number of the inherited store connection.
+// Environment variable that tells a rank which inherited descriptor is its store connection.
 inline constexpr const char* kStoreFdVariable = "CONVOY_STORE_FD";
+// "CONVOY_STORE_FD=7:123456": number and inode, so that a process to which the variable came
+// without the descriptor (a grandchild) does not take another socket for it.
+std::string store_environment(int fd);
 
 }  // namespace convoy
