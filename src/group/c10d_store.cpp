@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/id.h"
@@ -21,7 +22,7 @@ Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 
 // Runs `function`; our errors become torch's.
 template <class Function>
-auto as_torch(Function function) {
+std::invoke_result_t<Function> as_torch(Function function) {
   try {
     return function();
   } catch (const Error& error) {
@@ -32,7 +33,7 @@ auto as_torch(Function function) {
 
 // Runs `function`; torch's errors become ours.
 template <class Function>
-auto as_ours(Function function) {
+std::invoke_result_t<Function> as_ours(Function function) {
   try {
     return function();
   } catch (const c10::DistStoreError& error) {
@@ -187,7 +188,7 @@ class ForeignStore final : public Store {
 
  private:
   template <class Function>
-  auto locked(Function function) {
+  std::invoke_result_t<Function> locked(Function function) {
     const std::lock_guard lock(mutex_);
     return as_ours(function);
   }
