@@ -16,6 +16,7 @@ function(convoy_test name)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)  # names in the stack dumps
   convoy_own(${name})
   target_link_libraries(${name} PRIVATE convoy_test_support convoy_core ${arg_LIBRARIES})
   if(arg_TORCH)

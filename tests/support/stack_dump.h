@@ -1,0 +1,20 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace convoy::test {
+
+// Each thread of this process that gets the dump signal writes its stack to stderr. Called by the
+// test main, in ranks too.
+void install_stack_dump();
+
+// Asks every thread of a process that runs a test program for its stack, and waits (a second at
+// most) until this process's own threads have answered.
+void request_stacks(pid_t pid);
+
+// Its threads: name, state, and where in the kernel each one waits.
+std::string describe_process(pid_t pid);
+
+}  // namespace convoy::test
