@@ -26,12 +26,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestPause(50);
 
-// How long a test's threads and processes may take to leave /proc.
-std::chrono::milliseconds settle_time() {
-  const char* text = std::getenv("CONVOY_TEST_SETTLE_MS");
-  return std::chrono::milliseconds(text ? std::atoi(text) : 2000);
-}
-
 struct Hooks {
   std::vector<std::function<bool(const Holding&)>> ignored;
   std::vector<std::function<void()>> warm_ups;
@@ -146,6 +140,11 @@ LeakDiff difference(const std::vector<Holding>& before, const std::vector<Holdin
     return holding.kind != HoldingKind::kDescriptor && holding.kind != HoldingKind::kMapping;
   });
   return diff;
+}
+
+std::chrono::milliseconds settle_time() {
+  const char* text = std::getenv("CONVOY_TEST_SETTLE_MS");
+  return std::chrono::milliseconds(text ? std::atoi(text) : 2000);
 }
 
 LeakDiff settled_difference(const std::vector<Holding>& before, LeakScope scope,

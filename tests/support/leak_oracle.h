@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <compare>
 #include <functional>
 #include <string>
@@ -51,6 +52,8 @@ struct LeakDiff {
 
 LeakDiff difference(const std::vector<Holding>& before, const std::vector<Holding>& after);
 
+// How long a test's threads and processes may take to leave /proc; CONVOY_TEST_SETTLE_MS.
+std::chrono::milliseconds settle_time();
 // Looks again until nothing differs or the deadline passes: a joined thread, a killed process
 // leaves /proc a little later.
 LeakDiff settled_difference(const std::vector<Holding>& before, LeakScope scope,

@@ -15,6 +15,7 @@
 #include "os/process.h"
 #include "os/segment.h"
 #include "os/socket.h"
+#include "support/programs.h"
 
 namespace convoy::test {
 namespace {
@@ -197,20 +198,7 @@ TEST_F(LeakOracleTest, IgnoredHoldingIsLeftOut) {
   exempt = -1;
 }
 
-// The listener itself: a test program whose test leaks must fail. The tests below are those leaking
-// tests; they run in a child of the test after them.
-TEST(LeakingTests, DISABLED_Descriptor) { ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
-TEST(LeakingTests, DISABLED_Child) {
-  static auto child = ChildProcess::spawn({.arguments = {"sleep", "1000"}});
-}
-TEST(LeakingTests, DISABLED_Nothing) {}
-
-class LeakingSuite : public testing::Test {
- protected:
-  static void SetUpTestSuite() { ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
-};
-TEST_F(LeakingSuite, DISABLED_Suite) {}
-
+// The listener itself: a test program whose test leaks must fail.
 struct Run {
   ExitStatus status;
   std::string output;
@@ -222,40 +210,39 @@ Run run_test(const std::string& filter) {
   const UniqueFd out(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   std::vector<std::string> environment = {"CONVOY_TEST_SETTLE_MS=50"};
   for (char** entry = environ; *entry; ++entry) environment.emplace_back(*entry);
-  auto child = ChildProcess::spawn({.arguments = {"/proc/self/exe", "--gtest_filter=" + filter,
-                                                  "--gtest_also_run_disabled_tests"},
-                                    .environment = environment,
-                                    .standard_output = out.get(),
-                                    .standard_error = out.get(),
-                                    .death_signal = SIGKILL});
+  auto child = ChildProcess::spawn(
+      {.arguments = {sibling_program("misbehaving_tests"), "--gtest_filter=" + filter},
+       .environment = environment,
+       .standard_output = out.get(),
+       .standard_error = out.get(),
+       .death_signal = SIGKILL});
   const auto status = child.wait(Deadline::after(std::chrono::seconds(60)));
   return {status.value_or(ExitStatus{.code = -1}), read_file(file).value_or("")};
 }
 
 TEST(LeakListenerTest, TestThatLeaksDescriptorFails) {
-  const auto run = run_test("LeakingTests.DISABLED_Descriptor");
+  const auto run = run_test("Leaking.Descriptor");
   EXPECT_EQ(run.status.code, 1) << run.output;
-  EXPECT_NE(run.output.find("LeakingTests.DISABLED_Descriptor did not leave things"),
-            std::string::npos)
+  EXPECT_NE(run.output.find("Leaking.Descriptor did not leave things"), std::string::npos)
       << run.output;
   EXPECT_NE(run.output.find("left behind: descriptor"), std::string::npos) << run.output;
-  EXPECT_EQ(run.output.find("test suite LeakingTests did"), std::string::npos)
+  EXPECT_EQ(run.output.find("test suite Leaking did"), std::string::npos)
       << "reported twice: " << run.output;
 }
 
 TEST(LeakListenerTest, TestThatLeaksChildFailsAndChildIsEnded) {
-  const auto run = run_test("LeakingTests.DISABLED_Child");
+  const auto run = run_test("Leaking.Child");
   EXPECT_EQ(run.status.code, 1) << run.output;
   EXPECT_NE(run.output.find("left behind: child process"), std::string::npos) << run.output;
 }
 
 TEST(LeakListenerTest, CleanTestPasses) {
-  const auto run = run_test("LeakingTests.DISABLED_Nothing");
+  const auto run = run_test("Leaking.Nothing");
   EXPECT_TRUE(run.status.success()) << run.output;
 }
 
 TEST(LeakListenerTest, SuiteThatLeaksFails) {
-  const auto run = run_test("LeakingSuite.DISABLED_Suite");
+  const auto run = run_test("LeakingSuite.Descriptor");
   EXPECT_EQ(run.status.code, 1) << run.output;
   EXPECT_NE(run.output.find("test suite LeakingSuite did not leave"), std::string::npos)
       << run.output;

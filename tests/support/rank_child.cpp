@@ -185,7 +185,7 @@ void run_as_rank(const RankFunction& function) {
     process.send(FrameType::kReturned, "");
   }
   const auto leaks =
-      settled_difference(before, LeakScope::kProcess, Deadline::after(std::chrono::seconds(2)));
+      settled_difference(before, LeakScope::kProcess, Deadline::after(settle_time()));
   if (!leaks.empty()) {
     tell_failure(process, {.kind = RankFailure::Kind::kNonFatal,
                            .file = "",

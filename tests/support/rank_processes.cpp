@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
+#include <thread>
 
 #include "base/error.h"
 #include "base/loop.h"
 #include "os/socket.h"
 #include "store/server.h"
 #include "store/socket_store.h"
+#include "support/programs.h"
 #include "support/rank_child.h"
 #include "support/rank_runner.h"
 #include "support/rank_wire.h"
@@ -34,16 +35,16 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& more) 
   return environment;
 }
 
-std::string this_program() {
-  std::error_code error;
-  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
-  return !error && std::filesystem::exists(path, error) ? path.string() : "/proc/self/exe";
-}
-
 std::string this_test() {
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();
   CONVOY_CHECK(info, "a RankGroup of processes outside of a test");
   return concat(info->test_suite_name(), ".", info->name());
+}
+
+int count_of(std::string_view part, std::string_view text) {
+  int count = 0;
+  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
 }
 
 class ProcessRunner final : public RankGroup::Runner {
@@ -233,25 +234,29 @@ class ProcessRunner final : public RankGroup::Runner {
   }
 
   void end_hanging_ranks() {
-    std::vector<std::string> states(ranks_.size());
+    const auto deadline = Deadline::after(kDumpTime);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (progress_.lock()->at(i).ended) continue;
-      states[i] = describe_process(ranks_[i].process.pid());
-      request_stacks(ranks_[i].process.pid());
-    }
-    await_stacks();
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      if (states[i].empty()) continue;
+      const pid_t pid = ranks_[i].process.pid();
+      const std::string state = describe_process(pid);
+      if (process_state(pid) != 'T') await_stacks(i, request_stacks(pid), deadline);
       ranks_[i].process.kill(SIGKILL);
       pump_.call([&] {
         ranks_[i].result.timed_out = true;
-        ranks_[i].result.output += "at the time limit:\n" + states[i];
+        ranks_[i].result.output += "at the time limit:\n" + state;
       });
     }
   }
 
-  // The ranks write their stacks into their output: give them time, but do not insist.
-  void await_stacks() { await_ends(Deadline::after(kDumpTime)); }
+  // The rank writes its stacks into its output: give it time, but do not insist.
+  void await_stacks(std::size_t i, int count, const Deadline& deadline) {
+    for (int seen = 0; seen < count && !deadline.expired(); std::this_thread::yield()) {
+      pump_.call([&] {
+        read_output_on_loop(i);
+        seen = count_of(kEndOfStack, ranks_[i].result.output);
+      });
+    }
+  }
 
   const RankGroupOptions options_;
   const Deadline deadline_;

@@ -21,6 +21,8 @@
 namespace convoy::test {
 namespace {
 
+constexpr std::string_view kTail = "--- end of stack\n";
+
 int dump_signal() { return SIGRTMAX - 3; }
 
 std::atomic<int> dumps_written{0};
@@ -37,6 +39,7 @@ void write_stack(int) {
   [[maybe_unused]] const auto written =
       ::write(STDERR_FILENO, head.data(), static_cast<std::size_t>(size));
   ::backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
+  [[maybe_unused]] const auto ended = ::write(STDERR_FILENO, kTail.data(), kTail.size());
   dumps_written.fetch_add(1, std::memory_order_relaxed);
   errno = saved;
 }
@@ -68,16 +71,19 @@ void install_stack_dump() {
   sigaction(dump_signal(), &action, nullptr);
 }
 
-void request_stacks(pid_t pid) {
+int request_stacks(pid_t pid) {
   const auto threads = threads_of(pid);
   const int before = dumps_written.load(std::memory_order_relaxed);
-  for (const pid_t tid : threads) ::syscall(SYS_tgkill, pid, tid, dump_signal());
-  if (pid != ::getpid()) return;
+  int asked = 0;
+  for (const pid_t tid : threads) {
+    if (::syscall(SYS_tgkill, pid, tid, dump_signal()) == 0) ++asked;
+  }
+  if (pid != ::getpid()) return asked;
   const auto deadline = Deadline::after(std::chrono::seconds(1));
-  const int all = before + static_cast<int>(threads.size());
-  while (dumps_written.load(std::memory_order_relaxed) < all && !deadline.expired()) {
+  while (dumps_written.load(std::memory_order_relaxed) < before + asked && !deadline.expired()) {
     std::this_thread::yield();
   }
+  return asked;
 }
 
 std::string describe_process(pid_t pid) {
