@@ -64,12 +64,7 @@ std::string socket_text(int fd) {
 }
 
 class LeakListener : public testing::EmptyTestEventListener {
-  void OnTestProgramStart(const testing::UnitTest&) override {
-    // ThreadSanitizer starts a thread of its own with the program's first.
-    std::thread([] {}).join();
-    const auto warm_ups = hooks().lock()->warm_ups;
-    for (const auto& function : warm_ups) function();
-  }
+  void OnTestProgramStart(const testing::UnitTest&) override { LeakOracle::run_warm_ups(); }
   void OnTestSuiteStart(const testing::TestSuite&) override {
     before_suite_ = take_holdings(LeakScope::kMachine);
   }
@@ -183,6 +178,13 @@ void LeakOracle::ignore(std::function<bool(const Holding&)> predicate) {
 
 void LeakOracle::warm_up(std::function<void()> function) {
   hooks().lock()->warm_ups.push_back(std::move(function));
+}
+
+void LeakOracle::run_warm_ups() {
+  // ThreadSanitizer starts a thread of its own with the program's first.
+  std::thread([] {}).join();
+  const auto warm_ups = hooks().lock()->warm_ups;
+  for (const auto& function : warm_ups) function();
 }
 
 void LeakOracle::install() {

@@ -72,8 +72,10 @@ class LeakOracle {
   // ...or makes them before the first test, so that they are there before and after.
   static void warm_up(std::function<void()> function);
 
-  // Appends the listener to GoogleTest's; runs the warm-ups when the program starts.
+  // Appends the listener to GoogleTest's; the warm-ups run when the program starts.
   static void install();
+  // In a rank's process, which has no listener.
+  static void run_warm_ups();
 };
 
 // Marks this process and all its descendants, so that strays are found; called by the test main.

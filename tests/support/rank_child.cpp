@@ -78,7 +78,7 @@ std::optional<RankIdentity> identity_from_environment() {
   if (!text) return std::nullopt;
   RankIdentity identity{};
   if (std::sscanf(text, "%d/%d/%d/%d/%ld", &identity.rank, &identity.size, &identity.group,
-                  &identity.control, &identity.limit_ms) != 5) {
+                  &identity.control, &identity.deadline_ns) != 5) {
     return std::nullopt;
   }
   ::unsetenv(kVariable);  // what this rank starts is no rank
@@ -123,7 +123,7 @@ class GroupCounter final : public testing::EmptyTestEventListener {
 
 std::vector<std::string> to_environment(const RankIdentity& identity) {
   return {concat(kVariable, "=", identity.rank, "/", identity.size, "/", identity.group, "/",
-                 identity.control, "/", identity.limit_ms)};
+                 identity.control, "/", identity.deadline_ns)};
 }
 
 bool is_rank_process() { return this_rank() != nullptr; }
@@ -174,11 +174,14 @@ void run_as_rank(const RankFunction& function) {
   RankProcess& process = *this_rank();
   const RankIdentity& identity = process.identity();
   process.store();  // lives as long as the process: no leak of the function
+  LeakOracle::run_warm_ups();
   const auto before = take_holdings(LeakScope::kProcess);
   process.reached = true;
   process.running = true;
-  Rank rank(identity.rank, identity.size, RankMode::kProcesses,
-            Deadline::after(std::chrono::milliseconds(identity.limit_ms)), process);
+  Rank rank(
+      identity.rank, identity.size, RankMode::kProcesses,
+      Deadline::at(Deadline::Clock::time_point(std::chrono::nanoseconds(identity.deadline_ns))),
+      process);
   if (const auto thrown = call_rank(function, rank)) {
     tell_failure(process, *thrown);
   } else {

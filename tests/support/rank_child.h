@@ -13,9 +13,9 @@ namespace convoy::test {
 struct RankIdentity {
   int rank;
   int size;
-  int group;    // which RankGroup of processes in the test, from 1
-  int control;  // descriptor of its end of the socket pair
-  long limit_ms;
+  int group;         // which RankGroup of processes in the test, from 1
+  int control;       // descriptor of its end of the socket pair
+  long deadline_ns;  // of the monotonic clock, which all processes share
 };
 std::vector<std::string> to_environment(const RankIdentity& identity);
 

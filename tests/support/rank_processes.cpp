@@ -52,6 +52,7 @@ class ProcessRunner final : public RankGroup::Runner {
   ProcessRunner(int size, const RankGroupOptions& options)
       : options_(options),
         deadline_(Deadline::after(options.limit)),
+        rank_deadline_(Deadline::after(options.limit * 9 / 10)),
         progress_(static_cast<std::size_t>(size)),
         ranks_(static_cast<std::size_t>(size)) {}
 
@@ -115,7 +116,10 @@ class ProcessRunner final : public RankGroup::Runner {
     return results;
   }
   void abandon() override {
-    for (auto& rank : ranks_) rank.process.kill(SIGKILL);
+    for (auto& rank : ranks_) {
+      rank.signalled = true;
+      rank.process.kill(SIGKILL);
+    }
   }
 
  private:
@@ -145,7 +149,7 @@ class ProcessRunner final : public RankGroup::Runner {
                                 .size = static_cast<int>(ranks_.size()),
                                 .group = last_group_number(),
                                 .control = control.get(),
-                                .limit_ms = rank_limit().count()};
+                                .deadline_ns = rank_deadline_.when().time_since_epoch().count()};
     std::vector<std::string> more = to_environment(identity);
     more.push_back(store_environment(store.get()));
     more.insert(more.end(), options_.environment.begin(), options_.environment.end());
@@ -160,9 +164,6 @@ class ProcessRunner final : public RankGroup::Runner {
     ranks_[i].control = std::move(ours);
     ranks_[i].process = ChildProcess::spawn(spawn);
   }
-
-  // A rank's own waits end before the group's, so that it can say what it waited for.
-  std::chrono::milliseconds rank_limit() const { return options_.limit * 9 / 10; }
 
   void watch_on_loop(std::size_t i) {
     auto& rank = ranks_[i];
@@ -260,6 +261,8 @@ class ProcessRunner final : public RankGroup::Runner {
 
   const RankGroupOptions options_;
   const Deadline deadline_;
+  // A rank's own waits end before the group's, so that it can say what it waited for.
+  const Deadline rank_deadline_;
   StoreServer server_;
   std::shared_ptr<Store> store_;
   Guarded<std::vector<RankProgress>> progress_;
