@@ -8,14 +8,16 @@ function(convoy_own target)
   target_link_libraries(${target} PRIVATE convoy_flags convoy_warnings)
 endfunction()
 
-# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TORCH]): a GoogleTest binary with the
-# project's main (rank re-execution, leak oracle), each test known to ctest.
+# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TORCH] [SERIAL] [HELPER]): a GoogleTest binary with the
+# project's main (rank re-execution, leak oracle), each test known to ctest. HELPER: ctest does not
+# know it; another test runs it.
 function(convoy_test name)
-  cmake_parse_arguments(arg "TORCH;SERIAL" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;SERIAL;HELPER" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)  # names in the stack dumps
   convoy_own(${name})
   target_link_libraries(${name} PRIVATE convoy_test_support convoy_core ${arg_LIBRARIES})
   if(arg_TORCH)
@@ -23,6 +25,9 @@ function(convoy_test name)
     if(CONVOY_PCH)
       target_precompile_headers(${name} REUSE_FROM convoy_test_pch)
     endif()
+  endif()
+  if(arg_HELPER)
+    return()
   endif()
   set(properties TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "OMP_NUM_THREADS=1")
   if(arg_SERIAL)

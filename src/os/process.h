@@ -31,11 +31,11 @@ std::optional<int> parse_signal(const std::string& text);
 
 struct SpawnOptions {
   std::vector<std::string> arguments;  // [0] is looked up in PATH unless it holds a slash
-  std::optional<std::vector<std::string>> environment;  // "NAME=value"; nullopt: ours
-  std::string working_folder;                           // empty: ours
+  std::optional<std::vector<std::string>> environment = {};  // "NAME=value"; nullopt: ours
+  std::string working_folder = {};                           // empty: ours
   // Descriptors the child gets besides 0, 1, 2, under the same numbers; everything else of ours is
   // close-on-exec.
-  std::vector<int> inherited;
+  std::vector<int> inherited = {};
   int standard_input = -1;   // -1: /dev/null
   int standard_output = -1;  // -1: ours
   int standard_error = -1;   // -1: ours
@@ -43,7 +43,7 @@ struct SpawnOptions {
   // lives as long as the process.
   int death_signal = 0;
   bool own_process_group = false;
-  std::vector<int> cores;  // pinned to these; empty: as ours
+  std::vector<int> cores = {};  // pinned to these; empty: as ours
 };
 
 // A child process. The destructor kills (SIGKILL) and reaps a child that still runs. Not
