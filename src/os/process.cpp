@@ -37,7 +37,7 @@ std::string find_program(const std::string& name) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path ? path : "/usr/local/bin:/usr/bin:/bin");
   for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string candidate = concat(folder.empty() ? "." : folder, "/", name);
+    std::string candidate = concat(folder.empty() ? "." : folder, "/", name);
     std::error_code ignored;
     if (::access(candidate.c_str(), X_OK) == 0 &&
         std::filesystem::is_regular_file(candidate, ignored)) {
