@@ -49,13 +49,23 @@ struct RunTexts {
   bool pin = false;
 };
 
+class UsageFormatter : public CLI::Formatter {
+ public:
+  explicit UsageFormatter(std::string usage) : usage_(std::move(usage)) { column_width(28); }
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return concat("Usage: ", usage_, "\n");
+  }
+
+ private:
+  std::string usage_;
+};
+
 std::unique_ptr<CLI::App> make_run_app(RunTexts& texts) {
   auto app =
       std::make_unique<CLI::App>("Starts the ranks of a job and watches over them.", "convoy run");
-  app->usage(
-      "Usage: convoy run -n RANKS [options] [--] program [arguments...]\n"
-      "Options stand before the program; what follows the program is passed on to it.");
-  app->set_help_flag("-h,--help", "Show this text")->group("Other");
+  app->formatter(std::make_shared<UsageFormatter>(
+      "convoy run -n RANKS [options] [--] program [arguments...]\n"
+      "Options stand before the program; what follows the program is passed on to it."));
   const auto add = [&](const char* group, const char* name, auto& target, const char* type,
                        const char* help) {
     app->add_option(name, target, help)->group(group)->type_name(type);
@@ -83,6 +93,7 @@ std::unique_ptr<CLI::App> make_run_app(RunTexts& texts) {
   add_flag("Tuning", "--pin", texts.pin, "Give each rank cores of its own");
   add_flag("Tuning", "--no-tune", texts.no_tune,
            "Leave thread counts and allocator settings as they are");
+  app->set_help_flag("-h,--help", "Show this text")->group("Other");
   return app;
 }
 
@@ -91,7 +102,7 @@ std::unique_ptr<CLI::App> make_doctor_app(DoctorOptions& options) {
       "Checks what a job needs on this machine and says how to get what is missing.\n"
       "Exit status 1 if anything fails.",
       "convoy doctor");
-  app->usage("Usage: convoy doctor [options]");
+  app->formatter(std::make_shared<UsageFormatter>("convoy doctor [options]"));
   app->set_help_flag("-h,--help", "Show this text");
   app->add_flag("--json", options.json, "Findings as JSON, for machines");
   return app;
