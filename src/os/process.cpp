@@ -112,6 +112,23 @@ UniqueFd require_pidfd(pid_t pid) {
   return fd;
 }
 
+struct ProcessStat {
+  char state;
+  pid_t parent;
+};
+
+std::optional<ProcessStat> read_stat(pid_t pid) {
+  const auto text = read_file(concat("/proc/", pid, "/stat"));
+  if (!text) return std::nullopt;
+  // The command's name is in parentheses and may hold any character: look behind the last one.
+  const auto close = text->rfind(')');
+  if (close == std::string::npos) return std::nullopt;
+  std::istringstream rest(text->substr(close + 1));
+  ProcessStat stat{};
+  if (!(rest >> stat.state >> stat.parent)) return std::nullopt;
+  return stat;
+}
+
 ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {.code = 0, .signal = WTERMSIG(status)};
   return {.code = WEXITSTATUS(status), .signal = 0};
@@ -244,15 +261,38 @@ void send_signal(int pidfd, int signal) noexcept {
 }
 
 std::optional<char> process_state(pid_t pid) {
-  const auto text = read_file(concat("/proc/", pid, "/stat"));
-  if (!text) return std::nullopt;
-  // The command's name is in parentheses and may hold any character: look behind the last one.
-  const auto close = text->rfind(')');
-  if (close == std::string::npos || close + 2 >= text->size()) return std::nullopt;
-  return (*text)[close + 2];
+  const auto stat = read_stat(pid);
+  return stat ? std::optional(stat->state) : std::nullopt;
+}
+
+std::optional<pid_t> parent_of(pid_t pid) {
+  const auto stat = read_stat(pid);
+  return stat ? std::optional(stat->parent) : std::nullopt;
+}
+
+std::string process_name(pid_t pid) {
+  std::string name = read_file(concat("/proc/", pid, "/comm")).value_or("");
+  if (name.ends_with('\n')) name.pop_back();
+  return name;
+}
+
+std::vector<pid_t> children_by_scan(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    pid_t candidate = 0;
+    const auto [end, bad] = std::from_chars(name.data(), name.data() + name.size(), candidate);
+    if (bad != std::errc() || end != name.data() + name.size()) continue;
+    if (parent_of(candidate) == pid) children.push_back(candidate);
+  }
+  return children;
 }
 
 std::vector<pid_t> children_of(pid_t pid) {
+  static const bool listed =
+      read_file(concat("/proc/self/task/", syscall(SYS_gettid), "/children")).has_value();
+  if (!listed) return children_by_scan(pid);
   std::vector<pid_t> children;
   std::error_code error;
   for (const auto& task :

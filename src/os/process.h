@@ -85,8 +85,14 @@ void send_signal(int pidfd, int signal) noexcept;
 
 // 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; nullopt if it has gone.
 std::optional<char> process_state(pid_t pid);
+std::optional<pid_t> parent_of(pid_t pid);
+// The command's name, at most 15 characters; empty if it has gone.
+std::string process_name(pid_t pid);
 // Direct children of `pid`, in no order.
 std::vector<pid_t> children_of(pid_t pid);
+// The same by looking at every process of the system: what children_of does on a kernel without
+// /proc/<pid>/task/<tid>/children (CONFIG_PROC_CHILDREN).
+std::vector<pid_t> children_by_scan(pid_t pid);
 // Children, their children and so on, parents first. Processes that come and go while it looks may
 // be missed: callers that must reach all look again until none is left.
 std::vector<pid_t> descendants_of(pid_t pid);
