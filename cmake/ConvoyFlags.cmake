@@ -1,25 +1,16 @@
 # Every compile flag of our code comes from here. GCC ignores a precompiled header whose -O, -g, -D
 # or position independence differ from the user's, so no target adds flags of its own; settings go
 # into the generated config.h.
-find_program(CONVOY_CCACHE ccache)
-if(CONVOY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Without the sloppiness nothing that uses a precompiled header is cached.
-  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CONVOY_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
-  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
-endif()
-
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
 add_library(convoy_flags INTERFACE)
 target_compile_features(convoy_flags INTERFACE cxx_std_20)
 # -fPIC here, because CMake gives executables -fPIE, with which a library's precompiled header
-# cannot be used. -fpch-preprocess lets ccache see which precompiled header was used.
+# cannot be used.
 target_compile_options(convoy_flags INTERFACE
   -fPIC -fno-semantic-interposition -fstack-protector-strong
-  $<$<CXX_COMPILER_ID:GNU>:-Werror=invalid-pch>
-  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_PCH}>>:-fpch-preprocess>)
+  $<$<CXX_COMPILER_ID:GNU>:-Werror=invalid-pch>)
 target_link_options(convoy_flags INTERFACE -Wl,-z,relro,-z,now)
 
 # Warnings are separate: code that is not ours (torch, generated) is included as SYSTEM. GCC's
@@ -37,4 +28,14 @@ elseif(CONVOY_SANITIZE STREQUAL "thread")
   target_link_options(convoy_flags INTERFACE -fsanitize=thread)
 elseif(CONVOY_SANITIZE)
   message(FATAL_ERROR "CONVOY_SANITIZE is '${CONVOY_SANITIZE}'; known: address, thread")
+endif()
+
+find_program(CONVOY_CCACHE ccache)
+if(CONVOY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Nothing that uses a precompiled header is cached without the sloppiness, and, with GCC, without
+  # the flag that shows ccache which one was used.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CONVOY_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  target_compile_options(convoy_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()

@@ -25,7 +25,9 @@ endif()
 # Torch's package probes for oneMKL and Kineto and warns about what a CPU build does not need.
 set(CMAKE_MESSAGE_LOG_LEVEL_SAVED ${CMAKE_MESSAGE_LOG_LEVEL})
 set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # a project that has us as a subdirectory links it too
 find_package(Torch ${CONVOY_TORCH_VERSION} QUIET)
+unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
 set(CMAKE_MESSAGE_LOG_LEVEL ${CMAKE_MESSAGE_LOG_LEVEL_SAVED})
 if(NOT Torch_FOUND)
   message(FATAL_ERROR "libtorch ${CONVOY_TORCH_VERSION} was not found. Run tools/bootstrap (it makes .venv with "
