@@ -1,0 +1,40 @@
+"""The docs say what is there: links lead somewhere, programs are those that are compiled."""
+import re
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+class DocsTest(unittest.TestCase):
+    def test_links_lead_somewhere(self):
+        for page in PAGES:
+            for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+                if "://" not in link:
+                    with self.subTest(page=page.name, link=link):
+                        self.assertTrue((page.parent / link).exists())
+
+    def test_the_readme_shows_the_example(self):
+        shown = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+        self.assertEqual(shown, (ROOT / "examples" / "hello.cpp").read_text())
+
+    def test_targets_of_make_exist(self):
+        targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        self.assertIn("test", targets)
+        for page in PAGES:
+            # At the beginning of a line of code or of an inline piece of code.
+            for words in re.findall(r"(?:^|`)make((?: [a-z-]+)+)", page.read_text(), re.MULTILINE):
+                for word in words.split():
+                    with self.subTest(page=page.name, word=word):
+                        self.assertIn(word, targets)
+
+    def test_the_list_of_targets_is_complete(self):
+        makefile = (ROOT / "Makefile").read_text()
+        listed = re.search(r"^targets := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)[1]
+        explained = re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)
+        self.assertEqual(sorted(listed.replace("\\", "").split()), sorted(explained))
+
+
+if __name__ == "__main__":
+    unittest.main()
