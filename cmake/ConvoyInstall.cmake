@@ -11,6 +11,7 @@ if(TARGET convoy)
   install(EXPORT convoy FILE convoyConvoyTargets.cmake NAMESPACE convoy:: DESTINATION ${package_folder})
   list(APPEND CONVOY_COMPONENTS convoy)
 endif()
+install(TARGETS convoy_command)
 
 configure_package_config_file(cmake/convoyConfig.cmake.in ${PROJECT_BINARY_DIR}/convoyConfig.cmake
   INSTALL_DESTINATION ${package_folder} NO_SET_AND_CHECK_MACRO)
