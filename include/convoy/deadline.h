@@ -10,11 +10,16 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `timeout` from now. A time-out too large for the clock means Deadline::never().
-  static Deadline after(std::chrono::nanoseconds timeout) {
-    const auto now = Clock::now();
-    if (timeout >= Clock::time_point::max() - now) return never();
-    return Deadline(now + timeout);
+  // `timeout` from now, of any unit. One too large for the clock means Deadline::never().
+  template <class Rep, class Period>
+  static Deadline after(std::chrono::duration<Rep, Period> timeout) {
+    // Compared in floating point: converting hours::max() to nanoseconds would overflow. A century
+    // is as good as never.
+    using Seconds = std::chrono::duration<double>;
+    constexpr Seconds kCentury(3.2e9);
+    if (Seconds(timeout) >= kCentury) return never();
+    if (Seconds(timeout) <= Seconds::zero()) return Deadline(Clock::now());
+    return Deadline(Clock::now() + std::chrono::ceil<Clock::duration>(timeout));
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
   // For waits that another event is certain to end (a joined thread, a reaped child).
@@ -27,8 +32,8 @@ class Deadline {
   // Time left, zero once expired; nanoseconds::max() for never().
   std::chrono::nanoseconds remaining() const {
     if (is_never()) return std::chrono::nanoseconds::max();
-    const auto left = when_ - Clock::now();
-    return left.count() > 0 ? left : std::chrono::nanoseconds::zero();
+    const auto now = Clock::now();
+    return now < when_ ? when_ - now : std::chrono::nanoseconds::zero();
   }
 
   // For poll(2) and epoll: rounded up, so that a wait never returns just before the deadline.

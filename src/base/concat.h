@@ -2,6 +2,7 @@
 
 #include <sstream>
 #include <string>
+#include <string_view>
 
 namespace convoy {
 
@@ -12,5 +13,9 @@ std::string concat(const Parts&... parts) {
   (out << ... << parts);
   return std::move(out).str();
 }
+
+// Text from outside, fit for one line of an error or a log: in quotes, without control characters
+// and non-ASCII bytes (as \xNN), cut when long.
+std::string quoted(std::string_view text, std::size_t longest = 80);
 
 }  // namespace convoy

@@ -30,19 +30,36 @@ ErrorKind errno_kind(int code) {
     case ENFILE:
     case EAGAIN:
     case ENOBUFS:
-    case EDQUOT: return ErrorKind::kResource;
+    case EDQUOT:
+    case EFBIG:
+    case ETOOMANYREFS: return ErrorKind::kResource;
     case EPIPE:
     case ECONNRESET:
     case ECONNREFUSED:
-    case ENOTCONN: return ErrorKind::kPeerLost;
+    case ECONNABORTED:
+    case ENOTCONN:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+    case ENETUNREACH:
+    case ENETDOWN: return ErrorKind::kPeerLost;
     case ETIMEDOUT: return ErrorKind::kTimeout;
     case EINVAL:
     case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case EEXIST:
+    case ELOOP:
+    case EROFS:
     case EACCES:
     case EPERM:
-    case ENAMETOOLONG: return ErrorKind::kInvalidArgument;
+    case ENAMETOOLONG:
+    case EADDRINUSE:
+    case EADDRNOTAVAIL:
+    case EPROTOTYPE: return ErrorKind::kInvalidArgument;
     case ENOSYS:
-    case EOPNOTSUPP: return ErrorKind::kUnsupported;
+    case EOPNOTSUPP:
+    case EAFNOSUPPORT:
+    case EPROTONOSUPPORT: return ErrorKind::kUnsupported;
     default: return ErrorKind::kInternal;
   }
 }

@@ -29,14 +29,15 @@ Id Id::random() {
 }
 
 Id Id::parse(std::string_view hex) {
-  const auto digit = [&](char c) -> unsigned {
-    if (c >= '0' && c <= '9') return static_cast<unsigned>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a') + 10;
-    fail(ErrorKind::kInvalidArgument, "id '", hex, "': expected 32 lower-case hex digits");
+  const auto refuse = [&] {
+    fail(ErrorKind::kInvalidArgument, "id ", quoted(hex), ": expected 32 lower-case hex digits");
   };
-  if (hex.size() != 32) {
-    fail(ErrorKind::kInvalidArgument, "id '", hex, "': expected 32 lower-case hex digits");
-  }
+  const auto digit = [&](char c) -> unsigned {
+    if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a') + 10;
+    if (c < '0' || c > '9') refuse();
+    return static_cast<unsigned>(c - '0');
+  };
+  if (hex.size() != 32) refuse();
   Id id;
   for (std::size_t i = 0; i < id.bytes.size(); ++i) {
     id.bytes[i] = static_cast<std::uint8_t>(digit(hex[2 * i]) << 4 | digit(hex[2 * i + 1]));

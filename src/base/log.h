@@ -12,19 +12,21 @@ enum class LogLevel { kOff, kError, kWarn, kInfo, kDebug };
 
 LogLevel log_level();
 void set_log_level(LogLevel level);
-// kWarn for a text that names no level.
+// In any case of letters; kWarn for a text that names no level.
 LogLevel parse_log_level(std::string_view text);
+// What the variables above say now; log_level() is what they said at its first use.
+LogLevel log_level_from_environment();
 
 // Names this process in every line ("rank 3"); empty by default.
 void set_log_name(std::string_view name);
 
 // Writes one whole line to stderr with one write(2), so that lines of several processes do not mix.
-// Never throws. Thread-safe.
+// Never throws, keeps errno. Thread-safe; takes no lock, so a forked child may log too.
 void write_log(LogLevel level, std::string_view text) noexcept;
 
 template <class... Parts>
 void log(LogLevel level, const Parts&... parts) {
-  if (level <= log_level()) write_log(level, concat(parts...));
+  if (level != LogLevel::kOff && level <= log_level()) write_log(level, concat(parts...));
 }
 template <class... Parts>
 void log_error(const Parts&... parts) {

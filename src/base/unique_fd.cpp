@@ -7,10 +7,13 @@
 
 namespace convoy {
 
-void UniqueFd::reset(int fd) {
+void UniqueFd::reset(int fd) noexcept {
   const int old = std::exchange(fd_, fd);
-  // Linux releases the descriptor even when close reports an error: never retry.
-  if (old >= 0) ::close(old);
+  if (old < 0) return;
+  // Destructors run between a failed call and the look at its errno.
+  const int saved = errno;
+  ::close(old);  // Linux releases the descriptor even when this reports an error: never retry
+  errno = saved;
 }
 
 UniqueFd duplicate(int fd) {

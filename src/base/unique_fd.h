@@ -19,7 +19,8 @@ class UniqueFd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
-  void reset(int fd = -1);
+  // Keeps errno.
+  void reset(int fd = -1) noexcept;
 
  private:
   int fd_ = -1;

@@ -1,6 +1,7 @@
 #include "os/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -9,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/unique_fd.h"
+#include "os/fork_guard.h"
 
 namespace convoy {
 
@@ -29,6 +31,12 @@ std::optional<std::string> read_file(const std::string& path) {
 void write_file(const std::string& path, std::string_view text, unsigned mode) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
   if (!fd) fail_errno("writing ", path);
+  // The mode above counts for a new file only. An old one may be open to others.
+  struct stat info {};
+  if (::fstat(fd.get(), &info) < 0) fail_errno("writing ", path);
+  if (S_ISREG(info.st_mode) && (info.st_mode & 07777) != mode && ::fchmod(fd.get(), mode) < 0) {
+    fail_errno("setting the mode of ", path);
+  }
   while (!text.empty()) {
     const ssize_t n = ::write(fd.get(), text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
@@ -37,13 +45,15 @@ void write_file(const std::string& path, std::string_view text, unsigned mode) {
   }
 }
 
-TempFolder::TempFolder(const std::string& prefix) {
+TempFolder::TempFolder(const std::string& prefix) : generation_(fork_generation()) {
   const char* base = std::getenv("TMPDIR");
   path_ = concat(base && *base ? base : "/tmp", "/", prefix, ".XXXXXX");
   if (!::mkdtemp(path_.data())) fail_errno("making a temporary folder ", path_);
 }
 
 TempFolder::~TempFolder() {
+  // A forked child destroys its copy of this object; the folder belongs to the parent.
+  if (fork_generation() != generation_) return;
   std::error_code ignored;
   std::filesystem::remove_all(path_, ignored);
 }

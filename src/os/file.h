@@ -8,10 +8,12 @@ namespace convoy {
 
 // The whole of a (small) file, also of /proc and /sys; nullopt if it cannot be read.
 std::optional<std::string> read_file(const std::string& path);
-// Creates or replaces a file with the given mode. Throws.
+// Creates a file or replaces its contents; it has exactly the given mode before the first byte is
+// written. Throws.
 void write_file(const std::string& path, std::string_view text, unsigned mode = 0600);
 
-// A fresh folder (mode 0700) under $TMPDIR or /tmp, removed with all it holds by the destructor.
+// A fresh folder (mode 0700) under $TMPDIR or /tmp, removed with all it holds by the destructor
+// (not by that of a copy in a forked child).
 class TempFolder {
  public:
   explicit TempFolder(const std::string& prefix);
@@ -23,6 +25,7 @@ class TempFolder {
 
  private:
   std::string path_;
+  unsigned generation_;  // fork_generation() of the process that made it
 };
 
 }  // namespace convoy

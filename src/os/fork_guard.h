@@ -4,15 +4,28 @@ namespace convoy {
 
 // A forked child of a rank must not keep the rank's sockets alive: its peers would not see the
 // rank's death. Every socket of ours is registered here; in a child made by fork() a pthread_atfork
-// handler puts /dev/null in the place of each, so the numbers stay valid (their owners close them
-// as always) and the sockets do not. Descriptors are close-on-exec besides.
+// handler puts a socket without a peer in the place of each. So the numbers stay valid (their
+// owners close them as always, and whoever uses one is told that the peer is gone), and the sockets
+// do not live on. Descriptors are close-on-exec besides.
 //
 // register/unregister: thread-safe, lock-free, and must bracket the life of the descriptor.
 void register_fork_closed(int fd);
 void unregister_fork_closed(int fd) noexcept;
 
+// While one lives, fork() in other threads waits. Held from the making of a descriptor until it is
+// registered, and from its unregistering until it is closed: a child must not slip in between. Only
+// over calls that do not block; may be nested.
+class ForkPause {
+ public:
+  ForkPause() noexcept;
+  ForkPause(const ForkPause&) = delete;
+  ForkPause& operator=(const ForkPause&) = delete;
+  ~ForkPause();
+};
+
 // Counts forks that this process is the child of: 0 in a process that was executed. State made
 // before a fork (threads, connections) is not usable in the child; compare generations to notice.
+// Counts from the first call of any function here: call it when the state is made.
 unsigned fork_generation() noexcept;
 
 }  // namespace convoy

@@ -5,6 +5,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace convoy {
@@ -24,11 +26,11 @@ bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
   const timespec* limit = nullptr;
   if (!deadline.is_never()) {
     // FUTEX_WAIT_BITSET takes an absolute time of CLOCK_MONOTONIC, which is what steady_clock
-    // reads.
-    const auto since_boot =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.when().time_since_epoch());
-    until.tv_sec = static_cast<time_t>(since_boot.count() / 1'000'000'000);
-    until.tv_nsec = static_cast<long>(since_boot.count() % 1'000'000'000);
+    // reads. It refuses negative times.
+    const std::chrono::nanoseconds since_boot = deadline.when().time_since_epoch();
+    const auto count = std::max<std::int64_t>(since_boot.count(), 0);
+    until.tv_sec = static_cast<time_t>(count / 1'000'000'000);
+    until.tv_nsec = static_cast<long>(count % 1'000'000'000);
     limit = &until;
   }
   if (futex(word, FUTEX_WAIT_BITSET, expected, limit, FUTEX_BITSET_MATCH_ANY) == 0) return true;

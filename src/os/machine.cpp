@@ -1,155 +1,141 @@
 #include "os/machine.h"
 
 #include <sched.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <fstream>
-#include <sstream>
-#include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "os/file.h"
 #include "os/wait.h"
 
 namespace convoy {
 namespace {
 
-// The folder of this process in the unified hierarchy (cgroup v2), "" if there is none.
-std::string cgroup_folder() {
-  std::istringstream lines(read_file("/proc/self/cgroup").value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("0::")) return "/sys/fs/cgroup" + line.substr(3);
+// An affinity mask of any number of cores: cpu_set_t ends at 1024.
+class CoreMask {
+ public:
+  // Of the calling thread; empty if it cannot be read.
+  static CoreMask of_thread() {
+    for (std::size_t words = 16; words <= 4096; words *= 2) {
+      CoreMask mask(words);
+      if (sched_getaffinity(0, mask.bytes(), mask.set()) == 0) return mask;
+    }
+    return CoreMask(0);
   }
-  return "";
-}
-
-std::vector<std::string> cgroup_chain() {
-  std::vector<std::string> folders;
-  std::string folder = cgroup_folder();
-  while (folder.size() >= std::string_view("/sys/fs/cgroup").size()) {
-    if (folder.ends_with('/')) folder.pop_back();
-    folders.push_back(folder);
-    const auto slash = folder.rfind('/');
-    folder.resize(slash);
+  static CoreMask of_core(int core) {
+    CoreMask mask(static_cast<std::size_t>(core) / kBits + 1);
+    CPU_SET_S(static_cast<std::size_t>(core), mask.bytes(), mask.set());
+    return mask;
   }
-  return folders;
-}
 
-std::optional<std::uint64_t> read_number(const std::string& path) {
-  const auto text = read_file(path);
-  if (!text || text->empty() || !std::isdigit(static_cast<unsigned char>((*text)[0]))) {
-    return std::nullopt;  // absent, or "max"
+  int count() const { return words_.empty() ? 0 : CPU_COUNT_S(bytes(), set()); }
+  // The n-th core of the mask, the last one if it has fewer; -1 if it is empty.
+  int nth(int n) const {
+    int last = -1;
+    for (std::size_t core = 0; core < words_.size() * kBits; ++core) {
+      if (!CPU_ISSET_S(core, bytes(), set())) continue;
+      last = static_cast<int>(core);
+      if (n-- == 0) break;
+    }
+    return last;
   }
-  return std::stoull(*text);
-}
-
-// The value behind `key` in a file of "key value" lines, such as memory.stat and /proc/meminfo.
-std::uint64_t field(const std::string& text, std::string_view key) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(key)) continue;
-    std::istringstream rest(line.substr(key.size()));
-    std::uint64_t value = 0;
-    if (rest >> value) return value;
+  // Best effort: a probe is then merely noisier.
+  void pin_thread() const {
+    if (!words_.empty()) sched_setaffinity(0, bytes(), set());
   }
-  return 0;
-}
 
-int quota_cores() {
-  int cores = 1 << 20;
-  for (const auto& folder : cgroup_chain()) {
-    std::istringstream text(read_file(folder + "/cpu.max").value_or(""));
-    std::string quota;
-    double period = 0;
-    if (!(text >> quota >> period) || quota == "max" || period <= 0) continue;
-    cores = std::min(cores, static_cast<int>((std::stod(quota) + period - 1) / period));
+ private:
+  static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
+
+  explicit CoreMask(std::size_t words) : words_(words) {}
+  std::size_t bytes() const { return words_.size() * sizeof(unsigned long); }
+  cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words_.data()); }
+  const cpu_set_t* set() const { return reinterpret_cast<const cpu_set_t*>(words_.data()); }
+
+  std::vector<unsigned long> words_;
+};
+
+// Two lines; each has one writer, and the other side reads it with acquire.
+class PingPong {
+ public:
+  // The side that answers, until stop().
+  void echo() {
+    for (std::uint32_t i = 1;; ++i) {
+      const std::uint32_t seen = await(ping_, i);
+      pong_.value.store(seen, std::memory_order_release);
+      if (seen == kStop) return;
+    }
   }
-  return std::max(cores, 1);
-}
+  // One round trip. Numbers begin at 1.
+  void trip(std::uint32_t i) {
+    ping_.value.store(i, std::memory_order_release);
+    await(pong_, i);
+  }
+  void stop() { ping_.value.store(kStop, std::memory_order_release); }
 
-int affinity_cores() {
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) == 0) return std::max(1, CPU_COUNT(&mask));
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-}
+ private:
+  static constexpr std::uint32_t kStop = UINT32_MAX;
+  struct alignas(128) Line {
+    std::atomic<std::uint32_t> value{0};
+  };
 
-void pin_to_nth_usable_core(int n) {
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &mask) || n-- > 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    sched_setaffinity(0, sizeof one, &one);  // best effort: the probe is then merely noisier
-    return;
+  // Until the line has reached `i`. Yields at times: the other side may need this core.
+  static std::uint32_t await(const Line& line, std::uint32_t i) {
+    for (int spins = 1;; ++spins) {
+      const std::uint32_t seen = line.value.load(std::memory_order_acquire);
+      if (seen >= i) return seen;
+      if (spins % 256 == 0) yield_cpu();
+      cpu_relax();
+    }
+  }
+
+  Line ping_;
+  Line pong_;
+};
+
+std::jthread start_echo(PingPong& lines, int core) {
+  try {
+    return std::jthread([&lines, core] {
+      if (core >= 0) CoreMask::of_core(core).pin_thread();
+      lines.echo();
+    });
+  } catch (const std::system_error& error) {
+    fail(ErrorKind::kResource, "starting a thread: ", error.what());
   }
 }
 
 }  // namespace
 
-int usable_cores() { return std::min(affinity_cores(), quota_cores()); }
-
-MemoryState memory_state() {
-  MemoryState state{};
-  state.available = field(read_file("/proc/meminfo").value_or(""), "MemAvailable:") * 1024;
-  for (const auto& folder : cgroup_chain()) {
-    const auto limit = read_number(folder + "/memory.max");
-    const auto used = read_number(folder + "/memory.current");
-    if (!limit || !used) continue;
-    const auto cache = field(read_file(folder + "/memory.stat").value_or(""), "inactive_file ");
-    const std::uint64_t busy = *used - std::min(*used, cache);
-    if (!state.limit || *limit - std::min(*limit, busy) < *state.limit - *state.used) {
-      state.limit = limit;
-      state.used = std::min(busy, *limit);
-    }
-  }
-  return state;
-}
-
-std::uint64_t MemoryState::headroom() const {
-  return limit ? std::min(available, *limit - *used) : available;
+int usable_cores() {
+  int cores = CoreMask::of_thread().count();
+  if (cores == 0) cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(1, std::min(cores, cgroup_cores().value_or(cores)));
 }
 
 CoreDistance measure_core_distance() {
-  constexpr int kRounds = 5;
-  constexpr std::uint32_t kTrips = 500;
-  struct alignas(128) Line {
-    std::atomic<std::uint32_t> value{0};
-  };
-  // Each line has one writer; the other side reads it with acquire.
-  std::array<Line, 2> lines;
-  const auto pass = [&](std::size_t mine, std::size_t theirs, std::uint32_t from,
-                        std::uint32_t to) {
-    for (std::uint32_t i = from; i < to; ++i) {
-      if (mine == 0) lines[0].value.store(i + 1, std::memory_order_release);
-      for (int spins = 0; lines[theirs].value.load(std::memory_order_acquire) < i + 1; ++spins) {
-        if (spins % 1024 == 1023) yield_cpu();
-        cpu_relax();
-      }
-      if (mine == 1) lines[1].value.store(i + 1, std::memory_order_release);
-    }
-  };
+  constexpr std::uint32_t kRounds = 50;
+  constexpr std::uint32_t kTrips = 20;
+  PingPong lines;
+  const auto before = CoreMask::of_thread();
+  auto echo = start_echo(lines, before.nth(1));
+  if (const int core = before.nth(0); core >= 0) CoreMask::of_core(core).pin_thread();
+  lines.trip(1);  // the other side runs now
   auto best = std::chrono::nanoseconds::max();
-  {
-    const std::jthread echo([&] {
-      pin_to_nth_usable_core(1);
-      pass(1, 0, 0, kRounds * kTrips);
-    });
-    const std::jthread timer([&] {
-      pin_to_nth_usable_core(0);
-      for (std::uint32_t round = 0; round < kRounds; ++round) {
-        const auto start = std::chrono::steady_clock::now();
-        pass(0, 1, round * kTrips, (round + 1) * kTrips);
-        best = std::min(best, (std::chrono::steady_clock::now() - start) / kTrips);
-      }
-    });
+  const auto limit = Deadline::after(std::chrono::milliseconds(50));
+  for (std::uint32_t round = 0; round < kRounds && !(round > 0 && limit.expired()); ++round) {
+    const auto start = Deadline::Clock::now();
+    for (std::uint32_t i = 0; i < kTrips; ++i) lines.trip(2 + round * kTrips + i);
+    best = std::min<std::chrono::nanoseconds>(best, (Deadline::Clock::now() - start) / kTrips);
   }
+  lines.stop();
+  echo.join();
+  before.pin_thread();
   return {best};
 }
 
@@ -161,7 +147,7 @@ std::string host_name() {
 
 std::string boot_id() {
   std::string id = read_file("/proc/sys/kernel/random/boot_id").value_or("");
-  while (!id.empty() && std::isspace(static_cast<unsigned char>(id.back()))) id.pop_back();
+  while (!id.empty() && (id.back() == '\n' || id.back() == ' ')) id.pop_back();
   return id;
 }
 

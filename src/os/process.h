@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -88,6 +89,12 @@ std::optional<char> process_state(pid_t pid);
 std::optional<pid_t> parent_of(pid_t pid);
 // The command's name, at most 15 characters; empty if it has gone.
 std::string process_name(pid_t pid);
+// When it started, in clock ticks since boot: with the pid it names a process for good. 0 if it has
+// gone.
+std::uint64_t process_start_time(pid_t pid);
+// How any process of this user ended, asked of the kernel: known while it is a zombie, and after it
+// was reaped on Linux 6.15 and newer. nullopt: it runs, or nobody knows.
+std::optional<ExitStatus> exit_status_of(pid_t pid, int pidfd);
 // Direct children of `pid`, in no order.
 std::vector<pid_t> children_of(pid_t pid);
 // The same by looking at every process of the system: what children_of does on a kernel without

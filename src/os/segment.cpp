@@ -2,10 +2,15 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
+#include "os/machine.h"
 
 #ifndef MFD_NOEXEC_SEAL  // Linux 6.3; glibc 2.36 does not name it
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -17,13 +22,48 @@ namespace {
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 int make_memfd(const std::string& label) {
-  const std::string name = "convoy:" + label;
+  const std::string name = "convoy:" + label.substr(0, 200);  // memfd_create takes 249 bytes
   int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   }
   if (fd < 0) fail_errno("making shared memory");
   return fd;
+}
+
+// Asks before it takes: the kernel would hand out pages until it kills somebody for memory, and
+// would answer a size above the file size limit with a deadly signal.
+void require_room(std::size_t size) {
+  constexpr std::size_t kWorthAsking = std::size_t{16} << 20;  // asking costs as much as 1 MiB
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      size > limit.rlim_cur) {
+    fail(ErrorKind::kResource, "shared memory segment of ", size,
+         " bytes: the limit on file sizes is ", limit.rlim_cur, " (raise it with ulimit -f)");
+  }
+  if (size < kWorthAsking) return;
+  const std::uint64_t room = memory_state().headroom();
+  if (size > room) {
+    fail(ErrorKind::kResource, "shared memory segment of ", size, " bytes: only ", room,
+         " bytes of memory are available");
+  }
+}
+
+// In pieces: a signal that interrupts fallocate undoes all of that call, so a program with a
+// profiler's timer would never get a large segment at one go.
+void allocate(int fd, std::size_t size) {
+  std::size_t piece = std::size_t{64} << 20;
+  for (std::size_t done = 0; done < size;) {
+    const std::size_t length = std::min(piece, size - done);
+    if (fallocate(fd, 0, static_cast<off_t>(done), static_cast<off_t>(length)) == 0) {
+      done += length;
+    } else if (errno == EINTR) {
+      piece = std::max(piece / 2, page_size());
+    } else {
+      fail(ErrorKind::kResource, "allocating ", size,
+           " bytes of shared memory: ", errno_text(errno));
+    }
+  }
 }
 
 std::byte* map(int fd, std::size_t size, Segment::Warm warm) {
@@ -41,25 +81,17 @@ std::size_t page_size() {
 }
 
 Segment Segment::create(std::size_t size, const std::string& label, Warm warm) {
-  if (size == 0)
+  if (size == 0) {
     fail(ErrorKind::kInvalidArgument, "a shared memory segment needs at least one byte");
-  const std::size_t page = page_size();
-  if (size > SIZE_MAX / 2) {
-    fail(ErrorKind::kResource, "shared memory segment of ", size, " bytes: too large");
   }
+  require_room(size);
+  const std::size_t page = page_size();
   size = (size + page - 1) / page * page;
   UniqueFd fd(make_memfd(label));
-  const auto length = static_cast<off_t>(size);
-  if (ftruncate(fd.get(), length) < 0) fail_errno("sizing shared memory to ", size, " bytes");
-  int result = 0;
-  do {
-    result = fallocate(fd.get(), 0, 0, length);
-  } while (result < 0 && errno == EINTR);
-  if (result < 0) {
-    fail(ErrorKind::kResource, "allocating ", size, " bytes of shared memory: ", errno_text(errno));
-  }
-  if (fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) < 0)
+  allocate(fd.get(), size);
+  if (fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) < 0) {
     fail_errno("sealing shared memory");
+  }
   std::byte* data = map(fd.get(), size, warm);
   return {std::move(fd), data, size};
 }

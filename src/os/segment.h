@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/unique_fd.h"
 
@@ -23,7 +24,7 @@ class Segment {
   Segment() = default;
   // `size` is rounded up to whole pages. Throws kResource if memory or the limit on it does not
   // suffice, kInvalidArgument for size 0.
-  // `label` is what /proc/<pid>/maps shows.
+  // `label` (its first 200 bytes) is what /proc/<pid>/maps shows.
   static Segment create(std::size_t size, const std::string& label, Warm warm = Warm::kNo);
   // Maps a peer's segment after checking that it is a memfd of exactly `size` bytes (what size()
   // says on the side that made it) whose seals forbid shrinking and growing. Throws

@@ -55,6 +55,7 @@ bool wait_ready(int fd, short events, const Deadline& deadline) {
 }
 
 Socket::Socket(UniqueFd fd) : fd_(std::move(fd)) {
+  const ForkPause pause;
   int type = 0;
   int domain = 0;
   socklen_t length = sizeof type;
@@ -82,6 +83,8 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 Socket::~Socket() { close(); }
 
 void Socket::close() {
+  if (!fd_) return;
+  const ForkPause pause;
   unregister_fork_closed(fd_.get());
   fd_.reset();
 }
@@ -96,6 +99,7 @@ UniqueFd Socket::release() {
 }
 
 std::pair<Socket, Socket> Socket::pair() {
+  const ForkPause pause;
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) < 0) {
     fail_errno("making a socket pair");
@@ -107,19 +111,25 @@ std::pair<Socket, Socket> Socket::pair() {
 
 Socket Socket::connect(const std::string& path, const Deadline& deadline) {
   const sockaddr_un address = address_of(path);
-  UniqueFd fd(new_unix_socket());
-  while (::connect(fd.get(), as_sockaddr(address), sizeof address) < 0) {
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) {
-      const int code = errno;
+  Socket socket = [] {
+    const ForkPause pause;
+    return Socket(UniqueFd(new_unix_socket()));
+  }();
+  while (::connect(socket.fd(), as_sockaddr(address), sizeof address) < 0) {
+    const int code = errno;
+    if (code == EINTR) continue;
+    if (code != EAGAIN) {
       fail(code == ENOENT ? ErrorKind::kPeerLost : errno_kind(code), "connecting to ", path, ": ",
            errno_text(code));
     }
     // The listener's queue is full. Unix sockets give no event for room in it: poll in small steps.
-    if (deadline.expired()) fail(ErrorKind::kTimeout, "connecting to ", path, ": queue full");
+    if (deadline.expired()) {
+      fail(ErrorKind::kTimeout, "connecting to ", path,
+           ": the listener's queue was full until the deadline");
+    }
     ::poll(nullptr, 0, 1);
   }
-  return Socket(std::move(fd));
+  return socket;
 }
 
 PeerCredentials Socket::peer() const {
@@ -173,6 +183,9 @@ void Socket::send(std::span<const std::byte> bytes, const Deadline& deadline,
     const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n >= 0) {
       done += static_cast<std::size_t>(n);
+    } else if (errno == EBADF && !descriptors.empty()) {
+      fail(ErrorKind::kInvalidArgument, "sending ", bytes.size(), " bytes with ",
+           descriptors.size(), " descriptors: one of them is not open");
     } else if (!would_block(errno)) {
       fail_errno("sending ", bytes.size(), " bytes");
     } else if (!wait_ready(fd_.get(), POLLOUT, deadline)) {
@@ -198,26 +211,27 @@ std::optional<std::size_t> Socket::try_receive(std::span<std::byte> bytes,
     fail_errno("receiving on socket ", fd_.get());
   }
   // Own every descriptor before anything can throw.
-  std::vector<UniqueFd> received;
+  std::array<UniqueFd, kMaxDescriptors> received;
+  std::size_t count = 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t size = header->cmsg_len - CMSG_LEN(0);
+    for (std::size_t at = 0; at < size; at += sizeof(int)) {
       int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
-      received.emplace_back(fd);
+      std::memcpy(&fd, CMSG_DATA(header) + at, sizeof fd);
+      received[count++].reset(fd);
     }
   }
   if (message.msg_flags & MSG_CTRUNC) {
     fail(ErrorKind::kResource,
-         "descriptors were lost in passing: this process has too many open "
-         "files (raise it with ulimit -n)");
+         "descriptors were lost in passing: this process has too many open files (raise the limit "
+         "with ulimit -n)");
   }
-  if (!received.empty() && !descriptors) {
-    fail(ErrorKind::kInvalidArgument, "the peer sent ", received.size(),
+  if (count > 0 && !descriptors) {
+    fail(ErrorKind::kInvalidArgument, "the peer sent ", count,
          " descriptors where none were expected");
   }
-  for (auto& fd : received) descriptors->push_back(std::move(fd));
+  for (std::size_t i = 0; i < count; ++i) descriptors->push_back(std::move(received[i]));
   if (n == 0 && !bytes.empty()) return std::nullopt;
   return static_cast<std::size_t>(n);
 }
@@ -242,6 +256,32 @@ void Socket::receive(std::span<std::byte> bytes, const Deadline& deadline,
 Listener::Listener(const std::string& folder, const std::string& name)
     : path_(concat(folder, "/", name)), generation_(fork_generation()) {
   const sockaddr_un address = address_of(path_);
+  prepare_folder(folder);
+  try {
+    const ForkPause pause;
+    fd_.reset(new_unix_socket());
+    register_fork_closed(fd_.get());
+  } catch (...) {
+    remove_folder();
+    throw;
+  }
+  // The folder keeps others out between bind and chmod.
+  if (::bind(fd_.get(), as_sockaddr(address), sizeof address) < 0) {
+    const int code = errno;
+    close();
+    remove_folder();
+    fail(ErrorKind::kInvalidArgument, "binding ", path_, ": ", errno_text(code));
+  }
+  if (::chmod(path_.c_str(), 0600) < 0 || ::listen(fd_.get(), 128) < 0) {
+    const int code = errno;
+    const std::string path = path_;
+    close();
+    unlink();
+    fail(errno_kind(code), "listening on ", path, ": ", errno_text(code));
+  }
+}
+
+void Listener::prepare_folder(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0700) == 0) {
     made_folder_ = folder;
   } else if (errno != EEXIST) {
@@ -253,38 +293,34 @@ Listener::Listener(const std::string& folder, const std::string& name)
     fail(ErrorKind::kInvalidArgument, "folder ", folder,
          " is not safe for a socket: it must be a folder of user ", geteuid(), " with mode 0700");
   }
-  fd_.reset(new_unix_socket());
-  register_fork_closed(fd_.get());
-  // The folder keeps others out between bind and chmod.
-  if (::bind(fd_.get(), as_sockaddr(address), sizeof address) < 0) {
-    const int code = errno;
-    unregister_fork_closed(fd_.get());
-    if (!made_folder_.empty()) ::rmdir(made_folder_.c_str());
-    fail(ErrorKind::kInvalidArgument, "binding ", path_, ": ", errno_text(code));
-  }
-  if (::chmod(path_.c_str(), 0600) < 0 || ::listen(fd_.get(), 128) < 0) {
-    const int code = errno;
-    unregister_fork_closed(fd_.get());
-    unlink();
-    fail(errno_kind(code), "listening on ", path_, ": ", errno_text(code));
-  }
+}
+
+void Listener::remove_folder() noexcept {
+  if (!made_folder_.empty()) ::rmdir(made_folder_.c_str());
+  made_folder_.clear();
+}
+
+void Listener::close() noexcept {
+  const ForkPause pause;
+  unregister_fork_closed(fd_.get());
+  fd_.reset();
 }
 
 Listener::~Listener() {
   unlink();
-  unregister_fork_closed(fd_.get());
+  close();
 }
 
 void Listener::unlink() noexcept {
   // A forked child destroys its copy of this object; the path belongs to the parent.
   if (path_.empty() || fork_generation() != generation_) return;
   ::unlink(path_.c_str());
-  if (!made_folder_.empty()) ::rmdir(made_folder_.c_str());
+  remove_folder();
   path_.clear();
-  made_folder_.clear();
 }
 
 std::optional<Socket> Listener::try_accept() {
+  const ForkPause pause;
   UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd) return Socket(std::move(fd));
   if (would_block(errno) || errno == ECONNABORTED) return std::nullopt;

@@ -88,6 +88,10 @@ class Listener {
   void unlink() noexcept;
 
  private:
+  void prepare_folder(const std::string& folder);
+  void remove_folder() noexcept;
+  void close() noexcept;
+
   UniqueFd fd_;
   std::string path_;
   std::string made_folder_;  // empty: the folder was there before

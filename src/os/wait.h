@@ -31,25 +31,33 @@ struct WaitPolicy {
 
 // A word that one side advances and others sleep on, in private or shared memory.
 //
-// Writers change the word with release order and call wake(). A sleeper first announces itself in
-// `sleepers` and then looks again, so a writer that sees no sleeper need not make a system call;
-// both sides use sequentially consistent order there, without which each could miss the other.
+// A sleeper first announces itself in `sleepers` and then looks at the value again, so a writer
+// that sees no sleeper need not make a system call. Neither may miss the other: between changing
+// the value and looking at `sleepers` the writer needs more than release order, on x86 as on ARM
+// (the look may overtake the change). Both methods see to it.
 struct WaitWord {
   std::atomic<std::uint32_t> value{0};
   std::atomic<std::uint32_t> sleepers{0};
 
+  // The usual way. The change, the look, and the sleeper's two steps are sequentially consistent:
+  // in their one order, either the look comes after the announcement or the sleeper's look comes
+  // after the change.
   void store_and_wake(std::uint32_t next) noexcept {
     value.store(next, std::memory_order_seq_cst);
-    wake();
-  }
-  void wake() noexcept {
     if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(value);
+  }
+  // After any other change of the value, of release order at least. Looks by a read-modify-write:
+  // if it comes before the sleeper's announcement, that one synchronizes with it, and the sleeper
+  // sees the change.
+  void wake() noexcept {
+    if (sleepers.fetch_add(0, std::memory_order_acq_rel) != 0) futex_wake(value);
   }
 };
 static_assert(sizeof(WaitWord) == 8);
 
-// Waits until `ready(word.value)` is true: spin, yield, then sleep. `ready` is also evaluated after
-// every wake-up and with acquire order. False: the deadline passed.
+// Waits until `ready(word.value)` is true: spin, yield, then sleep. `ready` is evaluated with what
+// was read in acquire order; it may throw. False: the deadline passed, and `ready` was false once
+// more.
 template <class Ready>
 bool wait_until(WaitWord& word, const WaitPolicy& policy, const Deadline& deadline, Ready ready) {
   for (int i = 0; i < policy.spins; ++i) {
@@ -60,14 +68,19 @@ bool wait_until(WaitWord& word, const WaitPolicy& policy, const Deadline& deadli
     if (ready(word.value.load(std::memory_order_acquire))) return true;
     yield_cpu();
   }
-  for (;;) {
-    word.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  // Also when `ready` throws.
+  struct Announcement {
+    std::atomic<std::uint32_t>& sleepers;
+    explicit Announcement(WaitWord& on) : sleepers(on.sleepers) {
+      sleepers.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Announcement() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  } const announcement(word);
+  for (bool in_time = true;;) {
     const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
-    const bool done = ready(seen);
-    const bool in_time = done || futex_wait(word.value, seen, deadline);
-    word.sleepers.fetch_sub(1, std::memory_order_relaxed);
-    if (done || ready(word.value.load(std::memory_order_acquire))) return true;
+    if (ready(seen)) return true;
     if (!in_time) return false;
+    in_time = futex_wait(word.value, seen, deadline);
   }
 }
 

@@ -149,7 +149,8 @@ TEST_F(LeakOracleTest, SharedMemoryFile) {
   EXPECT_EQ(leak.kind, HoldingKind::kSharedFile);
   EXPECT_EQ(leak.key, path);
   // Nobody else has it open: it stays a leak when things have settled.
-  const auto late = settled_difference(before_, LeakScope::kMachine, Deadline::after({}));
+  const auto late =
+      settled_difference(before_, LeakScope::kMachine, Deadline::after(std::chrono::seconds(0)));
   EXPECT_EQ(late.gained.size(), 1u);
   ::unlink(path.c_str());
   EXPECT_TRUE(now().empty());
@@ -164,7 +165,8 @@ TEST_F(LeakOracleTest, SharedMemoryFileOfSomebodyElse) {
                                        .environment = std::vector<std::string>{"A=b"},
                                        .standard_input = file.get()});
   file.reset();
-  const auto diff = settled_difference(before_, LeakScope::kMachine, Deadline::after({}));
+  const auto diff =
+      settled_difference(before_, LeakScope::kMachine, Deadline::after(std::chrono::seconds(0)));
   EXPECT_EQ(diff.gained.size(), 2u) << diff.to_string();  // the child and its pidfd, not the file
   EXPECT_EQ(diff.to_string().find(path), std::string::npos);
   ::unlink(path.c_str());
