@@ -17,12 +17,10 @@ ChildProcess spawn(int rank, const RankSetting& setting) {
   if (setting.stdin_feed && (options.stdin_mode == StdinMode::kAll || options.stdin_rank == rank)) {
     in = setting.stdin_feed->add(rank);
   }
-  Environment environment = rank_environment(setting.inherited, options, setting.job, rank);
-  environment[kStoreFdVariable] = std::to_string(store.get());
-
   SpawnOptions spawn;
   spawn.arguments = options.program;
-  spawn.environment = to_list(environment);
+  spawn.environment = to_list(rank_environment(setting.inherited, options, setting.job, rank));
+  spawn.environment->push_back(store_environment(store.get()));
   spawn.working_folder = options.working_folder;
   spawn.inherited = {store.get()};
   spawn.standard_input = in.get();
