@@ -134,6 +134,10 @@ LoopThread::~LoopThread() { join(); }
 
 void LoopThread::join() {
   if (!thread_.joinable()) return;
+  if (::getpid() != owner_) {  // a forked child has this object but not the thread
+    thread_.detach();
+    return;
+  }
   loop_.stop();
   thread_.join();
 }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -84,6 +87,7 @@ class LoopThread {
 
  private:
   Loop loop_;
+  const pid_t owner_ = ::getpid();
   std::jthread thread_;
 };
 
