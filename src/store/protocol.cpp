@@ -187,7 +187,12 @@ std::optional<StoreMessage> StoreDecoder::next() {
     if (!head) return std::nullopt;
     if (head->body_bytes <= limits_.body_bytes) {
       const std::string_view body = unread().substr(kStoreHeaderBytes);
-      if (body.size() < head->body_bytes) return std::nullopt;
+      if (body.size() < head->body_bytes) {
+        // Few moves while it grows, and never much more than the peer has really sent.
+        const std::size_t all = kStoreHeaderBytes + head->body_bytes;
+        if (all > kIdleBytes) buffer_.reserve(begin_ + std::min(all, 8 * buffered()));
+        return std::nullopt;
+      }
       auto parts = parse_parts(body.substr(0, head->body_bytes), limits_.parts);
       consume(kStoreHeaderBytes + head->body_bytes);
       head->message.oversized = !parts.has_value();

@@ -347,7 +347,7 @@ std::optional<StoreTable::Clock::time_point> StoreTable::next_expiry() const {
 std::string StoreTable::missing_text(const StoreMessage& request) const {
   constexpr std::size_t kShown = 8;
   std::string text = concat("store: timed out after ",
-                            static_cast<double>(request.timeout_us / 1000) / 1000, " s: ");
+                            static_cast<double>((request.timeout_us + 500) / 1000) / 1000, " s: ");
   if (op_of(request) == StoreOp::kWatch) {
     return text + concat("no change of key ", quoted(request.parts[0]));
   }
