@@ -33,7 +33,7 @@ Inherited parse_inherited(std::string_view text) {
     const auto inode = std::from_chars(fd.ptr + 1, end, result.inode);
     if (inode.ec == std::errc() && inode.ptr == end && result.inode != 0) return result;
   }
-  fail(ErrorKind::kInvalidArgument, kStoreFdVariable, "=", quoted(text),
+  fail(ErrorKind::kInvalidArgument, kStoreFdVariable, "=", printable(text),
        " is not of the form descriptor:inode; do not set it by hand, use `convoy run`");
 }
 

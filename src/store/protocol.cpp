@@ -91,7 +91,7 @@ std::string to_string(StoreOp op) {
   return concat("operation ", static_cast<int>(op));
 }
 
-std::string quoted(std::string_view bytes) {
+std::string printable(std::string_view bytes) {
   constexpr std::size_t kShown = 120;
   constexpr const char* kDigits = "0123456789abcdef";
   std::string text = "'";

@@ -76,7 +76,7 @@ StoreMessage checked_reply(StoreMessage reply);
 
 // A key or a value as messages show it: in quotes, cut when long, bytes that are no printable text
 // as \x1f.
-std::string quoted(std::string_view bytes);
+std::string printable(std::string_view bytes);
 
 // What a message may hold.
 struct FrameLimits {

@@ -209,7 +209,7 @@ class SocketStore final : public RequestStore {
 
   [[noreturn]] static void fail_unanswered(const StoreMessage& request) {
     fail(ErrorKind::kTimeout, "store: ", to_string(static_cast<StoreOp>(request.code)), " ",
-         request.parts.empty() ? "" : quoted(request.parts[0]),
+         request.parts.empty() ? "" : printable(request.parts[0]),
          ": the server did not answer by the deadline; it is stopped or overloaded");
   }
 

@@ -9,20 +9,20 @@ namespace convoy {
 // wait, with "1" or with what is wrong.
 void Store::barrier(const std::string& key, int count, const Deadline& deadline) {
   if (count < 1) {
-    fail(ErrorKind::kInvalidArgument, "store: barrier ", quoted(key), " of ", count, " callers");
+    fail(ErrorKind::kInvalidArgument, "store: barrier ", printable(key), " of ", count, " callers");
   }
   const std::string open_key = key + "/open";
   const std::string agreed = compare_set(key + "/count", "", std::to_string(count));
   if (agreed != std::to_string(count)) {
-    const std::string text = concat("store: barrier ", quoted(key), ": one caller says ", agreed,
+    const std::string text = concat("store: barrier ", printable(key), ": one caller says ", agreed,
                                     " callers, another one ", count);
     set(open_key, text);
     throw Error(ErrorKind::kInvalidArgument, text);
   }
   const std::int64_t arrived = add(key + "/arrived", 1);
   if (arrived > count) {
-    fail(ErrorKind::kInvalidArgument, "store: caller number ", arrived, " at barrier ", quoted(key),
-         " of ", count, "; a barrier's key serves once");
+    fail(ErrorKind::kInvalidArgument, "store: caller number ", arrived, " at barrier ",
+         printable(key), " of ", count, "; a barrier's key serves once");
   }
   std::string verdict;
   if (arrived == count) {
@@ -33,7 +33,7 @@ void Store::barrier(const std::string& key, int count, const Deadline& deadline)
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       const std::string now = get(key + "/arrived", Deadline::after({}));
-      fail(ErrorKind::kTimeout, "store: barrier ", quoted(key), ": ", now, " of ", count,
+      fail(ErrorKind::kTimeout, "store: barrier ", printable(key), ": ", now, " of ", count,
            " callers came by the deadline");
     }
   }

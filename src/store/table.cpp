@@ -39,13 +39,6 @@ bool waits(StoreOp op) {
   return op == StoreOp::kGet || op == StoreOp::kWait || op == StoreOp::kWatch;
 }
 
-// What a waiting request takes, the nodes that hold it included: empty keys are not for nothing.
-std::size_t waiting_cost(const StoreMessage& message) {
-  std::size_t bytes = 512;
-  for (const auto& part : message.parts) bytes += part.size() + 64;
-  return bytes;
-}
-
 StoreOp op_of(const StoreMessage& request) { return static_cast<StoreOp>(request.code); }
 
 StoreReply number_reply(std::int64_t number) { return {.message = {.number = number}}; }
@@ -54,8 +47,8 @@ std::int64_t parse_number(const std::string& key, const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    fail(ErrorKind::kInvalidArgument, "store: add to key ", quoted(key), ", which holds ",
-         quoted(text), " and no number");
+    fail(ErrorKind::kInvalidArgument, "store: add to key ", printable(key), ", which holds ",
+         printable(text), " and no number");
   }
   return value;
 }
@@ -65,6 +58,12 @@ std::int64_t parse_number(const std::string& key, const std::string& text) {
 StoreMessage StoreReply::to_message() && {
   if (value) message.parts.push_back(value->bytes());
   return std::move(message);
+}
+
+std::size_t StoreTable::waiting_cost(const StoreMessage& request) {
+  std::size_t bytes = 512;
+  for (const auto& part : request.parts) bytes += part.size() + 64;
+  return bytes;
 }
 
 void StoreTable::check_shape(const StoreMessage& request) const {
@@ -148,7 +147,7 @@ StoreReply StoreTable::append(const StoreMessage& request) {
     write(key, found->second.value->bytes() + more);
     return {};
   }
-  check_room(key, old_bytes, old_bytes + more.size());
+  check_room(key, false, old_bytes + more.size(), old_bytes);
   found->second.value->append(more);  // in place: n appends cost n steps
   found->second.version = ++last_version_;
   changed(key);
@@ -162,7 +161,7 @@ StoreReply StoreTable::add(const StoreMessage& request) {
       found == entries_.end() ? 0 : parse_number(key, found->second.value->bytes());
   std::int64_t sum = 0;
   if (__builtin_add_overflow(old, request.number, &sum)) {
-    fail(ErrorKind::kInvalidArgument, "store: add to key ", quoted(key), ": ", old, " + ",
+    fail(ErrorKind::kInvalidArgument, "store: add to key ", printable(key), ": ", old, " + ",
          request.number, " overflows");
   }
   write(key, std::to_string(sum));
@@ -194,33 +193,30 @@ bool StoreTable::exist(const std::vector<std::string>& keys) const {
                      [&](const auto& key) { return entries_.contains(key); });
 }
 
-void StoreTable::check_room(const std::string& key, std::size_t old_bytes,
-                            std::size_t new_bytes) const {
-  if (new_bytes > limits_.value_bytes) {
-    fail(ErrorKind::kResource, "store: the value of key ", quoted(key), " would grow to ",
-         new_bytes, " bytes; at most ", limits_.value_bytes);
+void StoreTable::check_room(const std::string& key, bool is_new, std::size_t value_bytes,
+                            std::size_t freed) const {
+  if (value_bytes > limits_.value_bytes) {
+    fail(ErrorKind::kResource, "store: the value of key ", printable(key), " would grow to ",
+         value_bytes, " bytes; at most ", limits_.value_bytes);
   }
-  if (bytes() - old_bytes + new_bytes > limits_.total_bytes) {
-    fail(ErrorKind::kResource, "store: full (", bytes(), " of ", limits_.total_bytes,
-         " bytes); key ", quoted(key), " was not changed");
+  const std::size_t added = value_bytes + (is_new ? key.size() : 0);
+  if (bytes() - freed + added > limits_.total_bytes ||
+      (is_new && entries_.size() >= limits_.keys)) {
+    fail(ErrorKind::kResource, "store: full (", entries_.size(), " of ", limits_.keys, " keys, ",
+         bytes(), " of ", limits_.total_bytes, " bytes); key ", printable(key), " was not changed");
   }
 }
 
 const StoreTable::Entry& StoreTable::write(const std::string& key, std::string value) {
   auto found = entries_.find(key);
   if (found == entries_.end()) {
-    check_room(key, 0, value.size());
-    if (bytes() + key.size() + value.size() > limits_.total_bytes ||
-        entries_.size() >= limits_.keys) {
-      fail(ErrorKind::kResource, "store: full (", entries_.size(), " of ", limits_.keys, " keys, ",
-           bytes(), " of ", limits_.total_bytes, " bytes); key ", quoted(key), " was not set");
-    }
+    check_room(key, true, value.size(), 0);
     found = entries_.try_emplace(key).first;
     key_bytes_ += key.size();
   } else {
     // Overwriting frees the old bytes only if no reply holds them.
     const bool frees = found->second.value.use_count() == 1;
-    check_room(key, frees ? found->second.value->bytes().size() : 0, value.size());
+    check_room(key, false, value.size(), frees ? found->second.value->bytes().size() : 0);
   }
   found->second = {std::make_shared<StoreValue>(std::move(value), live_), ++last_version_};
   changed(key);
@@ -349,12 +345,12 @@ std::string StoreTable::missing_text(const StoreMessage& request) const {
   std::string text = concat("store: timed out after ",
                             static_cast<double>((request.timeout_us + 500) / 1000) / 1000, " s: ");
   if (op_of(request) == StoreOp::kWatch) {
-    return text + concat("no change of key ", quoted(request.parts[0]));
+    return text + concat("no change of key ", printable(request.parts[0]));
   }
   std::size_t missing = 0;
   for (const auto& key : request.parts) {
     if (entries_.contains(key)) continue;
-    if (++missing <= kShown) text += concat(missing == 1 ? "no key " : ", ", quoted(key));
+    if (++missing <= kShown) text += concat(missing == 1 ? "no key " : ", ", printable(key));
   }
   if (missing > kShown) text += concat(" and ", missing - kShown, " more");
   return text + concat(" (", request.parts.size() - missing, " of ", request.parts.size(),

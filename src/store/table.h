@@ -76,6 +76,8 @@ class StoreTable {
   std::size_t bytes() const { return key_bytes_ + *live_; }
   std::size_t waiting() const { return waiters_.size(); }
   std::size_t waiting_bytes() const { return waiting_bytes_; }
+  // What a waiting request takes, about, with the nodes that hold it: empty keys are not free.
+  static std::size_t waiting_cost(const StoreMessage& request);
 
  private:
   using WaiterId = std::uint64_t;
@@ -102,7 +104,9 @@ class StoreTable {
   StoreReply list_keys(const std::string& prefix) const;
   bool exist(const std::vector<std::string>& keys) const;
 
-  void check_room(const std::string& key, std::size_t old_bytes, std::size_t new_bytes) const;
+  // Throws if a value of so many bytes does not fit once `freed` bytes are free.
+  void check_room(const std::string& key, bool is_new, std::size_t value_bytes,
+                  std::size_t freed) const;
   const Entry& write(const std::string& key, std::string value);
   bool erase(const std::string& key);
   void changed(const std::string& key);
