@@ -5,9 +5,12 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <future>
+#include <iterator>
+#include <utility>
 
 #include "base/error.h"
 
@@ -54,7 +57,9 @@ Loop::WatchId Loop::watch(int fd, std::uint32_t events, IoCallback callback) {
 }
 
 void Loop::modify(WatchId id, std::uint32_t events) {
-  control(epoll_.get(), EPOLL_CTL_MOD, watches_.at(id)->fd, events, id);
+  const auto found = watches_.find(id);
+  CONVOY_CHECK(found != watches_.end(), "there is no watch ", id);
+  control(epoll_.get(), EPOLL_CTL_MOD, found->second->fd, events, id);
 }
 
 void Loop::unwatch(WatchId id) {
@@ -81,9 +86,30 @@ int Loop::wait_timeout_ms() const {
 
 void Loop::run_timers_on_loop() {
   const auto now = Deadline::Clock::now();
-  while (!timers_.empty() && timers_.begin()->first.first <= now) {
-    const auto node = timers_.extract(timers_.begin());
+  // A timer set meanwhile waits for the next round: one that sets itself anew for now or earlier
+  // would keep descriptors and posts from their turn.
+  const TimerId first_new = next_id_;
+  for (;;) {
+    const auto due = std::find_if(timers_.begin(), timers_.end(), [&](const auto& timer) {
+      return timer.first.first > now || timer.first.second < first_new;
+    });
+    if (due == timers_.end() || due->first.first > now) return;
+    const auto node = timers_.extract(due);
     node.mapped()();
+  }
+}
+
+void Loop::run_batch_on_loop(std::vector<Callback> functions) {
+  auto next = functions.begin();
+  try {
+    while (next != functions.end()) (*next++)();
+  } catch (...) {
+    auto inbox = inbox_.lock();  // what did not get its turn keeps it
+    inbox->functions.insert(inbox->functions.begin(), std::make_move_iterator(next),
+                            std::make_move_iterator(functions.end()));
+    inbox.unlock();
+    wake();
+    throw;
   }
 }
 
@@ -95,12 +121,30 @@ bool Loop::run_inbox_on_loop() {
     functions.swap(inbox->functions);
     stop = inbox->stop;
   }
-  for (auto& function : functions) function();
-  return !stop || !functions.empty();
+  run_batch_on_loop(std::move(functions));
+  if (stop) inbox_.lock()->stop = false;
+  return !stop;
+}
+
+void Loop::handle_on_loop(std::uint64_t id, std::uint32_t events) {
+  if (id == kWakeId) {
+    std::uint64_t drained = 0;
+    [[maybe_unused]] const auto got = ::read(wake_.get(), &drained, sizeof drained);
+    return;
+  }
+  const auto found = watches_.find(id);
+  if (found == watches_.end()) return;  // removed by an earlier handler of this batch
+  const auto watch = found->second;     // keeps the callback alive while it removes itself
+  watch->callback(events);
 }
 
 void Loop::run() {
-  thread_ = std::this_thread::get_id();
+  // Also when a handler throws.
+  struct Presence {
+    std::atomic<std::thread::id>& thread;
+    ~Presence() { thread.store({}, std::memory_order_relaxed); }
+  } const presence{thread_};
+  thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   std::array<epoll_event, 64> events{};
   while (run_inbox_on_loop()) {
     const int count =
@@ -108,20 +152,10 @@ void Loop::run() {
     if (count < 0 && errno != EINTR) fail_errno("epoll_wait");
     for (int i = 0; i < count; ++i) {
       const auto& event = events[static_cast<std::size_t>(i)];
-      if (event.data.u64 == kWakeId) {
-        std::uint64_t drained = 0;
-        [[maybe_unused]] const auto got = ::read(wake_.get(), &drained, sizeof drained);
-        continue;
-      }
-      const auto found = watches_.find(event.data.u64);
-      if (found == watches_.end()) continue;  // removed by an earlier handler of this batch
-      const auto watch = found->second;       // keeps the callback alive while it removes itself
-      watch->callback(event.events);
+      handle_on_loop(event.data.u64, event.events);
     }
     run_timers_on_loop();
   }
-  inbox_.lock()->stop = false;
-  thread_ = {};
 }
 
 LoopThread::LoopThread(const std::string& name)
@@ -134,25 +168,34 @@ LoopThread::~LoopThread() { join(); }
 
 void LoopThread::join() {
   if (!thread_.joinable()) return;
-  if (::getpid() != owner_) {  // a forked child has this object but not the thread
-    thread_.detach();
-    return;
+  CONVOY_CHECK(!loop_.in_loop(), "a loop cannot join itself");
+  {
+    auto ended = ended_.lock();
+    *ended = true;
+    loop_.stop();
   }
-  loop_.stop();
   thread_.join();
 }
 
 void LoopThread::call(const std::function<void()>& function) {
-  std::promise<void> done;
-  loop_.post([&] {
-    try {
-      function();
-      done.set_value();
-    } catch (...) {
-      done.set_exception(std::current_exception());
-    }
-  });
-  done.get_future().get();
+  if (loop_.in_loop()) return function();
+  // Shared: the caller may be gone while the loop's thread is still inside set_value.
+  const auto done = std::make_shared<std::promise<void>>();
+  auto result = done->get_future();
+  {
+    // With the lock held a post comes before the stop of join(), and is run.
+    auto ended = ended_.lock();
+    CONVOY_CHECK(!*ended, "this loop's thread has ended");
+    loop_.post([done, &function] {
+      try {
+        function();
+        done->set_value();
+      } catch (...) {
+        done->set_exception(std::current_exception());
+      }
+    });
+  }
+  result.get();
 }
 
 void set_thread_name(const std::string& name) {

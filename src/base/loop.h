@@ -1,8 +1,6 @@
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,9 +18,10 @@ namespace convoy {
 
 // An epoll loop: descriptors, timers and posted functions, all run on the one thread inside run().
 //
-// post() and stop() may be called from any thread; everything else only on the loop's thread, or
-// before run() starts. Handlers must not throw: run() lets what they throw end the loop and the
-// caller of run(). A handler may remove any watch or timer, its own included.
+// post(), stop() and in_loop() may be called from any thread; everything else only on the loop's
+// thread, or while no thread is in run(). Handlers must not throw: run() lets what they throw end
+// the loop and reach the caller of run(), which may run() again: nothing posted is lost. A handler
+// may remove any watch or timer, its own included.
 class Loop {
  public:
   using Callback = std::function<void()>;
@@ -34,11 +33,15 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  // Runs handlers until stop(). Functions posted before stop() have run when it returns.
+  // Runs handlers until stop(). Functions posted before stop() have run when it returns; those
+  // posted later wait for the next run().
   void run();
+  // Ends the run() under way, or the next one.
   void stop();
   void post(Callback function);
-  bool in_loop() const { return std::this_thread::get_id() == thread_; }
+  bool in_loop() const {
+    return std::this_thread::get_id() == thread_.load(std::memory_order_relaxed);
+  }
 
   // Calls `callback` when `fd` has one of `events` (EPOLLIN, EPOLLOUT; errors and hang-ups always).
   // The caller keeps the descriptor open until unwatch().
@@ -62,7 +65,9 @@ class Loop {
   void wake();
   int wait_timeout_ms() const;
   void run_timers_on_loop();
-  bool run_inbox_on_loop();  // false: stop was asked for and the inbox is empty
+  void handle_on_loop(std::uint64_t id, std::uint32_t events);
+  void run_batch_on_loop(std::vector<Callback> functions);
+  bool run_inbox_on_loop();  // false: stop was asked for
 
   UniqueFd epoll_;
   UniqueFd wake_;  // eventfd
@@ -70,7 +75,8 @@ class Loop {
   std::unordered_map<WatchId, std::shared_ptr<Watch>> watches_;
   std::map<std::pair<Deadline::Clock::time_point, TimerId>, Callback> timers_;
   std::uint64_t next_id_ = 1;
-  std::thread::id thread_;
+  // Who is in run(). Only the thread itself must see its own entry: relaxed.
+  std::atomic<std::thread::id> thread_{};
 };
 
 // A Loop on a thread of its own, named for debuggers; stopped and joined by the destructor.
@@ -80,14 +86,15 @@ class LoopThread {
   ~LoopThread();
 
   Loop& loop() { return loop_; }
-  // Runs `function` on the loop and waits for it; rethrows what it throws.
+  // Runs `function` on the loop and waits for it; rethrows what it throws. From the loop itself it
+  // runs at once. Throws kInternal after join().
   void call(const std::function<void()>& function);
   // Ends and joins the thread (idempotent). Not from the loop itself.
   void join();
 
  private:
   Loop loop_;
-  const pid_t owner_ = ::getpid();
+  Guarded<bool> ended_{false};
   std::jthread thread_;
 };
 

@@ -49,7 +49,7 @@ TEST(StoreLimits, KeysValuesAndTotal) {
 }
 
 TEST(StoreLimits, RequestFarBeyondTheLimitIsSkipped) {
-  StoreServer server({.value_bytes = 1000});
+  StoreServer server({.value_bytes = 1000, .keys_per_request = 10});
   const auto store = client_of(server);
   store->set("k", "v");
   EXPECT_ERROR(kResource, "set: the request is too large",
