@@ -32,8 +32,8 @@ class Deadline {
   // Time left, zero once expired; nanoseconds::max() for never().
   std::chrono::nanoseconds remaining() const {
     if (is_never()) return std::chrono::nanoseconds::max();
-    const auto now = Clock::now();
-    return now < when_ ? when_ - now : std::chrono::nanoseconds::zero();
+    const auto now = Clock::now();  // compared first: the difference to a far past overflows
+    return when_ > now ? when_ - now : std::chrono::nanoseconds::zero();
   }
 
   // For poll(2) and epoll: rounded up, so that a wait never returns just before the deadline.

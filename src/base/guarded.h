@@ -25,11 +25,17 @@ class Guarded {
     // Releases the lock while waiting. False: the deadline passed and `ready` is still false.
     template <class Predicate>
     bool wait(const Deadline& deadline, Predicate ready) {
+      return wait(owner_->changed_, deadline, ready);
+    }
+    // The same on a condition of the caller's own, for values that have many waiters of which a
+    // change concerns one.
+    template <class Predicate>
+    bool wait(std::condition_variable& condition, const Deadline& deadline, Predicate ready) {
       if (deadline.is_never()) {
-        owner_->changed_.wait(lock_, ready);
+        condition.wait(lock_, ready);
         return true;
       }
-      return owner_->changed_.wait_until(lock_, deadline.when(), ready);
+      return condition.wait_until(lock_, deadline.when(), ready);
     }
     void unlock() { lock_.unlock(); }
     void relock() { lock_.lock(); }

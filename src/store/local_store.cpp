@@ -1,4 +1,9 @@
+#include <unistd.h>
+
+#include <condition_variable>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/guarded.h"
@@ -13,24 +18,40 @@ constexpr StoreTable::ClientId kOnlyClient = 1;
 class LocalStore final : public RequestStore {
  protected:
   StoreMessage exchange(StoreMessage request, const Deadline& deadline) override {
-    auto state = state_.lock();
-    const std::uint32_t id = request.id = state->next_id++;
-    state->table.handle(kOnlyClient, std::move(request), Deadline::Clock::now());
-    state_.notify();
-    while (!state->replies.contains(id)) {
-      if (state.wait(deadline, [&] { return state->replies.contains(id); })) break;
-      state->table.expire(Deadline::Clock::now());
+    if (::getpid() != owner_) {
+      fail(ErrorKind::kUnsupported,
+           "store: an in-process store is not shared with a forked child; use a server");
     }
-    return checked_reply(std::move(state->replies.extract(id).mapped()));
+    Call call;
+    auto state = state_.lock();
+    do {
+      request.id = ++state->last_id;
+    } while (state->calls.contains(request.id));
+    const auto place = state->calls.emplace(request.id, &call).first;
+    const auto unregister = [&](Call*) { state->calls.erase(place); };
+    const std::unique_ptr<Call, decltype(unregister)> registration(&call, unregister);
+    state->table.handle(kOnlyClient, std::move(request), Deadline::Clock::now());
+    while (!call.reply) {
+      const auto replied = [&] { return call.reply.has_value(); };
+      if (!state.wait(call.wake, deadline, replied)) state->table.expire(Deadline::Clock::now());
+    }
+    return checked_reply(std::move(*call.reply));
   }
 
  private:
+  // Lives on its caller's stack, under the lock. Each has its own condition: a change wakes only
+  // those whom it concerns.
+  struct Call {
+    std::optional<StoreMessage> reply;
+    std::condition_variable wake;
+  };
   struct State {
-    std::map<std::uint32_t, StoreMessage> replies;  // not yet fetched by their callers
-    std::uint32_t next_id = 1;
-    StoreTable table{limits(), [this](StoreTable::ClientId, StoreMessage reply) {
-                       const auto id = reply.id;
-                       replies[id] = std::move(reply);
+    std::map<std::uint32_t, Call*> calls;
+    std::uint32_t last_id = 0;
+    StoreTable table{limits(), [this](StoreTable::ClientId, StoreReply reply) {
+                       Call& call = *calls.at(reply.message.id);
+                       call.reply = std::move(reply).to_message();
+                       call.wake.notify_one();
                      }};
 
     static StoreLimits limits() {
@@ -40,6 +61,7 @@ class LocalStore final : public RequestStore {
     }
   };
 
+  const pid_t owner_ = ::getpid();
   Guarded<State> state_;
 };
 

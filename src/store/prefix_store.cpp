@@ -48,6 +48,7 @@ class PrefixStore final : public Store {
  private:
   std::vector<std::string> prefixed(std::span<const std::string> keys) const {
     std::vector<std::string> result;
+    result.reserve(keys.size());
     for (const auto& key : keys) result.push_back(prefix_ + key);
     return result;
   }
@@ -57,18 +58,6 @@ class PrefixStore final : public Store {
 };
 
 }  // namespace
-
-void Store::barrier(const std::string& key, int count, const Deadline& deadline) {
-  if (count < 1) fail(ErrorKind::kInvalidArgument, "store: a barrier of ", count, " callers");
-  const std::int64_t arrived = add(key + "/arrived", 1);
-  if (arrived > count) {
-    fail(ErrorKind::kInvalidArgument, "store: caller number ", arrived, " at barrier '", key,
-         "' of ", count, "; a barrier's key serves once");
-  }
-  if (arrived == count) set(key + "/open", "");
-  const std::string open = key + "/open";
-  wait({&open, 1}, deadline);
-}
 
 std::shared_ptr<Store> with_prefix(std::shared_ptr<Store> store, const std::string& prefix) {
   if (!store) fail(ErrorKind::kInvalidArgument, "with_prefix('", prefix, "'): no store");

@@ -1,12 +1,14 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "convoy/error.h"
 
 namespace convoy {
 
@@ -27,15 +29,21 @@ enum class StoreOp : std::uint8_t {
 };
 inline constexpr auto kLastStoreOp = StoreOp::kWatch;
 
+// "set", "try_get", ...; "operation 77" for a number that is none.
+std::string to_string(StoreOp op);
+
 // A reply's code: 0, or 1 + the ErrorKind, with the message as its only part.
 inline constexpr std::uint8_t kReplyOk = 0;
+
+// An error reply with this id answers no request: it says why the server closes the connection.
+inline constexpr std::uint32_t kConnectionId = 0;
 
 // A request or a reply. On the wire, little-endian:
 //
 //   offset  bytes  field
 //        0      4  magic "CVS1"
 //        4      4  size of the body
-//        8      4  request id, chosen by the client, repeated in the reply
+//        8      4  request id, chosen by the client (not 0), repeated in the reply
 //       12      1  code: StoreOp in a request, status in a reply
 //       13      3  zero
 //       16      8  number (signed)
@@ -47,20 +55,38 @@ struct StoreMessage {
   std::int64_t number = 0;
   std::uint64_t timeout_us = 0;
   std::vector<std::string> parts = {};
+  // Not on the wire: the decoder sets it on a message beyond its limits, whose parts it dropped.
+  bool oversized = false;
+
+  friend bool operator==(const StoreMessage&, const StoreMessage&) = default;
 };
 
 inline constexpr std::size_t kStoreHeaderBytes = 32;
 
+// Throws kResource for a message that the format cannot hold (4 GiB).
 std::string encode(const StoreMessage& message);
+// As encode() of a message with one more part of `tail_bytes` bytes, but without those bytes: they
+// must be sent next.
+std::string encode_before(const StoreMessage& message, std::size_t tail_bytes);
 
-// Bounds that a frame must keep before memory is taken for it.
+// The reply that makes the client throw Error(kind, message).
+StoreMessage error_reply(std::uint32_t id, ErrorKind kind, const std::string& message);
+// Throws what an error reply carries; returns any other.
+StoreMessage checked_reply(StoreMessage reply);
+
+// A key or a value as messages show it: in quotes, cut when long, bytes that are no printable text
+// as \x1f.
+std::string printable(std::string_view bytes);
+
+// What a message may hold.
 struct FrameLimits {
   std::size_t body_bytes;
   std::size_t parts;
 };
 
-// Takes bytes as they arrive and gives messages. After it has thrown (kInvalidArgument: the bytes
-// are not of this protocol, or a bound is exceeded) the stream cannot be read on.
+// Takes bytes as they arrive and gives messages. A message beyond a limit is not kept: in its place
+// comes one that is marked `oversized`, and the stream goes on. After it has thrown
+// (kInvalidArgument: the bytes are not of this protocol) the stream cannot be read on.
 class StoreDecoder {
  public:
   explicit StoreDecoder(const FrameLimits& limits) : limits_(limits) {}
@@ -68,11 +94,30 @@ class StoreDecoder {
   void feed(std::span<const std::byte> bytes);
   // The next whole message, or nullopt until more bytes are fed.
   std::optional<StoreMessage> next();
+  // Treats the message of which a part has arrived as oversized, to get its memory back. No effect
+  // if its header is not there yet.
+  void skip_incomplete();
+
+  // Bytes that have been fed and not been given out.
+  std::size_t buffered() const { return buffer_.size() - begin_; }
 
  private:
+  struct Header {
+    StoreMessage message;
+    std::size_t body_bytes;
+  };
+
+  std::string_view unread() const { return std::string_view(buffer_).substr(begin_); }
+  std::optional<Header> header() const;
+  void skip(const Header& header);
+  void drop_skipped();
+  void consume(std::size_t bytes);
+
   FrameLimits limits_;
   std::string buffer_;
   std::size_t begin_ = 0;  // where the first unread message begins in buffer_
+  std::optional<StoreMessage> skipped_;
+  std::size_t left_to_skip_ = 0;  // of skipped_
 };
 
 }  // namespace convoy

@@ -1,10 +1,9 @@
 #include "store/server.h"
 
 #include <sys/epoll.h>
-#include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
-#include <deque>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -13,18 +12,39 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "os/socket.h"
+#include "store/connection.h"
 #include "store/protocol.h"
 #include "store/table.h"
 
 namespace convoy {
 namespace {
 
-// A client that does not read its replies is not read from either once this much waits for it.
-constexpr std::size_t kMaxUnsent = std::size_t{1} << 20;
+// A client is not asked to do without this much, however many others there are.
+constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
+
+// When accept fails because descriptors are used up, the queue stays readable: the loop must not
+// run hot over it.
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 FrameLimits request_limits(const StoreLimits& limits) {
-  return {.body_bytes = 2 * limits.value_bytes + limits.key_bytes + 64,
-          .parts = limits.keys_per_request};
+  const std::size_t part = 4 + std::max(limits.key_bytes, limits.value_bytes);
+  return {.body_bytes = std::max(3 * part, limits.keys_per_request * (4 + limits.key_bytes)),
+          .parts = std::max<std::size_t>(3, limits.keys_per_request)};
+}
+
+std::size_t body_bytes(const StoreMessage& message) {
+  std::size_t bytes = 0;
+  for (const auto& part : message.parts) bytes += 4 + part.size();
+  return bytes;
+}
+
+// Best effort: the peer may be anybody.
+void say_why(Socket& socket, const Error& error) noexcept {
+  try {
+    const std::string bytes = encode(error_reply(kConnectionId, error.kind(), error.what()));
+    socket.try_send(std::as_bytes(std::span(bytes)));
+  } catch (const std::exception&) {
+  }
 }
 
 }  // namespace
@@ -33,32 +53,38 @@ FrameLimits request_limits(const StoreLimits& limits) {
 class StoreServer::Impl {
  public:
   explicit Impl(const StoreLimits& limits)
-      : limits_(limits), table_(limits, [this](StoreTable::ClientId client, StoreMessage reply) {
-          reply_on_loop(client, reply);
+      : limits_(limits), table_(limits, [this](StoreTable::ClientId client, StoreReply reply) {
+          reply_on_loop(client, std::move(reply));
         }) {}
 
   ~Impl() { thread_.join(); }  // before the connections go: no handler may see them half destroyed
 
   UniqueFd connect() {
     auto [ours, theirs] = Socket::pair();
-    thread_.call([&, socket = &ours] { add_client_on_loop(std::move(*socket)); });
+    thread_.call([&, socket = &ours] { add_client_on_loop(*socket); });
     return theirs.release();
   }
 
   std::string listen(const std::string& folder, const std::string& name) {
     std::string path;
     thread_.call([&] {
-      CONVOY_CHECK(!listener_, "the store listens already");
+      if (listener_) {
+        fail(ErrorKind::kInvalidArgument, "the store listens at ", listener_->path(), " already");
+      }
       listener_.emplace(folder, name);
       path = listener_->path();
-      thread_.loop().watch(listener_->fd(), EPOLLIN, [this](std::uint32_t) { accept_on_loop(); });
+      watch_listener_on_loop();
     });
     return path;
   }
 
   void unlink() {
     thread_.call([&] {
-      if (listener_) listener_->unlink();
+      if (!listener_) return;
+      accept_on_loop();  // who has connected by now is in
+      thread_.loop().cancel(accept_timer_);
+      thread_.loop().unwatch(listener_watch_);
+      listener_.reset();
     });
   }
 
@@ -69,6 +95,7 @@ class StoreServer::Impl {
                .keys = table_.keys(),
                .bytes = table_.bytes(),
                .waiting = table_.waiting(),
+               .buffered = buffered_,
                .rejected = rejected_};
     });
     return stats;
@@ -78,124 +105,133 @@ class StoreServer::Impl {
   using ClientId = StoreTable::ClientId;
 
   struct Client {
-    Socket socket;
-    StoreDecoder decoder;
-    Loop::WatchId watch = 0;
-    std::deque<std::string> unsent = {};
-    std::size_t unsent_bytes = 0;
-    std::size_t sent_of_first = 0;
+    StoreConnection connection;
+    Loop::WatchId watch;
     std::uint32_t events = EPOLLIN;
+    std::size_t buffered = 0;  // its part of buffered_
   };
 
+  void watch_listener_on_loop() {
+    listener_watch_ =
+        thread_.loop().watch(listener_->fd(), EPOLLIN, [this](std::uint32_t) { accept_on_loop(); });
+  }
+
   void accept_on_loop() {
-    for (;;) {
-      std::optional<Socket> socket;
-      try {
-        socket = listener_->try_accept();
-        if (!socket) return;
-        socket->require_same_user();
-        add_client_on_loop(std::move(*socket));
-      } catch (const Error& error) {
-        ++rejected_;
-        log_warn("store: ", error.what());
-        if (!socket)
-          return;  // accept itself failed (descriptors are used up): try at the next event
-      }
+    try {
+      while (auto socket = listener_->try_accept()) admit_on_loop(*socket);
+    } catch (const Error& error) {
+      log_warn("store: ", error.what(), "; trying again");
+      thread_.loop().unwatch(listener_watch_);
+      accept_timer_ = thread_.loop().call_at(Deadline::Clock::now() + kAcceptPause,
+                                             [this] { watch_listener_on_loop(); });
     }
   }
 
-  void add_client_on_loop(Socket socket) {
+  void admit_on_loop(Socket& socket) {
+    try {
+      socket.require_same_user();
+      add_client_on_loop(socket);
+    } catch (const Error& error) {
+      ++rejected_;
+      log_warn("store: ", error.what());
+      say_why(socket, error);
+    }
+  }
+
+  // Takes the socket, unless it throws.
+  void add_client_on_loop(Socket& socket) {
     if (clients_.size() >= limits_.clients) {
       fail(ErrorKind::kResource, "the store serves ", clients_.size(),
-           " connections already: refused");
+           " connections already, its limit: one more was refused");
     }
     const ClientId id = next_client_++;
-    const auto [place, added] = clients_.emplace(
-        id, Client{.socket = std::move(socket), .decoder = StoreDecoder(request_limits(limits_))});
-    place->second.watch =
-        thread_.loop().watch(place->second.socket.fd(), EPOLLIN,
-                             [this, id](std::uint32_t events) { ready_on_loop(id, events); });
+    const auto watch = thread_.loop().watch(
+        socket.fd(), EPOLLIN, [this, id](std::uint32_t events) { ready_on_loop(id, events); });
+    clients_.emplace(id,
+                     Client{StoreConnection(std::move(socket), request_limits(limits_)), watch});
   }
 
   void ready_on_loop(ClientId id, std::uint32_t events) {
+    Client& client = clients_.at(id);
     try {
-      bool open = true;
-      // A peer that has gone reads no more replies, but what it asked for before still counts.
-      if (events & EPOLLHUP) discard_unsent_on_loop(clients_.at(id));
-      if (events & EPOLLOUT) open = flush_on_loop(clients_.at(id));
-      if (open && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) open = read_on_loop(id);
-      if (open) {
-        update_events_on_loop(clients_.at(id));
-      } else {
-        remove_on_loop(id);
+      if (events & EPOLLHUP) client.connection.hang_up();
+      if (events & EPOLLOUT) client.connection.flush();
+      const bool readable = (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
+      const bool open =
+          !readable || client.connection.congested() || client.connection.receive(read_buffer_);
+      if (!open) client.connection.hang_up();  // and yet do what it still asked for
+      while (auto request = client.connection.next()) {
+        table_.handle(id, std::move(*request), Deadline::Clock::now());
       }
+      shed_on_loop(client);
+      settle_on_loop(client);
+      if (!open) remove_on_loop(id);
     } catch (const Error& error) {
-      ++rejected_;
-      log_warn("store: closing a connection: ", error.what());
-      remove_on_loop(id);
+      close_with_on_loop(id, error);
+    } catch (const std::bad_alloc&) {
+      close_with_on_loop(id, Error(ErrorKind::kResource, "store: out of memory"));
     }
     arm_timer_on_loop();
   }
 
-  // False: the peer has gone.
-  bool read_on_loop(ClientId id) {
-    Client& client = clients_.at(id);
-    if (client.unsent_bytes > kMaxUnsent) return true;
-    const auto got = client.socket.try_receive(read_buffer_);
-    if (!got) return false;
-    client.decoder.feed(std::span(read_buffer_).first(*got));
-    while (auto request = client.decoder.next()) {
-      table_.handle(id, std::move(*request), Deadline::Clock::now());
-    }
-    return true;
+  void close_with_on_loop(ClientId id, const Error& error) {
+    ++rejected_;
+    log_warn("store: closing a connection: ", error.what());
+    reply_on_loop(id, {.message = error_reply(kConnectionId, error.kind(), error.what())});
+    remove_on_loop(id);
   }
 
-  // Queues only: a reply may go to any client, also to one that is being looked at.
-  void reply_on_loop(ClientId id, const StoreMessage& reply) {
+  // Drops the large request of which a part has arrived when all such parts together are too much.
+  void shed_on_loop(Client& client) {
+    account_on_loop(client);
+    if (buffered_ <= limits_.total_bytes || client.connection.congested()) return;
+    if (client.connection.incoming_bytes() > kSmallBytes) client.connection.skip_incomplete();
+  }
+
+  // After anything was done with a connection: what it holds and what it waits for.
+  void settle_on_loop(Client& client) {
+    account_on_loop(client);
+    const std::uint32_t wanted = client.connection.wanted_events();
+    if (wanted == client.events) return;
+    thread_.loop().modify(client.watch, wanted);
+    client.events = wanted;
+  }
+
+  void account_on_loop(Client& client) {
+    const std::size_t now = client.connection.held_bytes();
+    buffered_ = buffered_ - client.buffered + now;
+    client.buffered = now;
+  }
+
+  // Does not throw: a reply may go to any client while another one is being looked at. A connection
+  // that fails here is shut down and then removed by its own event.
+  void reply_on_loop(ClientId id, StoreReply reply) noexcept {
     const auto found = clients_.find(id);
     if (found == clients_.end()) return;
     Client& client = found->second;
-    client.unsent.push_back(encode(reply));
-    client.unsent_bytes += client.unsent.back().size();
-    // Errors show up as events on the socket.
-    flush_on_loop(client);
-    update_events_on_loop(client);
-  }
-
-  // False: the peer has gone.
-  static bool flush_on_loop(Client& client) {
-    while (!client.unsent.empty()) {
-      const auto rest =
-          std::as_bytes(std::span(client.unsent.front())).subspan(client.sent_of_first);
-      const auto sent = client.socket.try_send(rest);
-      if (!sent) return false;
-      client.unsent_bytes -= *sent;
-      client.sent_of_first += *sent;
-      if (*sent < rest.size()) return true;
-      client.unsent.pop_front();
-      client.sent_of_first = 0;
+    try {
+      const std::uint32_t request = reply.message.id;
+      const std::size_t bytes = body_bytes(reply.message);
+      if (bytes > kSmallBytes && buffered_ + bytes > limits_.total_bytes) {
+        reply = {.message = error_reply(
+                     request, ErrorKind::kResource,
+                     concat("store: a reply of ", bytes, " bytes; replies that were not fetched ",
+                            "and requests that came in part hold ", buffered_, " of ",
+                            limits_.total_bytes, " bytes already"))};
+      }
+      client.connection.reply(std::move(reply));
+      settle_on_loop(client);
+    } catch (const std::exception& error) {
+      log_warn("store: closing a connection: ", error.what());
+      client.connection.shutdown();
     }
-    return true;
-  }
-
-  static void discard_unsent_on_loop(Client& client) {
-    client.unsent.clear();
-    client.unsent_bytes = client.sent_of_first = 0;
-  }
-
-  void update_events_on_loop(Client& client) {
-    std::uint32_t wanted = 0;
-    if (client.unsent_bytes <= kMaxUnsent) wanted |= EPOLLIN;
-    if (!client.unsent.empty()) wanted |= EPOLLOUT;
-    if (wanted == client.events) return;
-    client.events = wanted;
-    thread_.loop().modify(client.watch, wanted);
   }
 
   void remove_on_loop(ClientId id) {
     const auto found = clients_.find(id);
     if (found == clients_.end()) return;
     thread_.loop().unwatch(found->second.watch);
+    buffered_ -= found->second.buffered;
     clients_.erase(found);
     table_.drop(id);
   }
@@ -217,11 +253,14 @@ class StoreServer::Impl {
   StoreTable table_;
   std::unordered_map<ClientId, Client> clients_;
   ClientId next_client_ = 1;
+  std::size_t buffered_ = 0;  // requests that have come in part, replies that are not sent yet
+  std::array<std::byte, kSmallBytes> read_buffer_;
   std::optional<Listener> listener_;
+  Loop::WatchId listener_watch_ = 0;
+  Loop::TimerId accept_timer_ = 0;
   std::size_t rejected_ = 0;
   std::optional<Deadline::Clock::time_point> armed_;
   Loop::TimerId timer_ = 0;
-  std::array<std::byte, std::size_t{64} << 10> read_buffer_;
   LoopThread thread_{"convoy-store"};  // last: its handlers use everything above
 };
 

@@ -14,7 +14,9 @@ namespace convoy {
 struct StoreLimits {
   std::size_t key_bytes = 4096;
   std::size_t value_bytes = std::size_t{64} << 20;
-  std::size_t total_bytes = std::size_t{1} << 30;  // keys and values together
+  // Keys and values together. As much again is allowed for waiting requests, and for requests that
+  // have come in part together with replies that have not been fetched.
+  std::size_t total_bytes = std::size_t{1} << 30;
   std::size_t keys = std::size_t{1} << 20;
   std::size_t clients = 4096;
   std::size_t waiting_per_client = 1024;
@@ -35,16 +37,17 @@ class StoreServer {
   // it by store_environment(). Nothing has a name that could be left behind.
   UniqueFd connect();
   // Also listens at folder/name (folder 0700, socket 0600, only this user's processes are
-  // accepted). Returns the path.
+  // accepted). Returns the path. One path at a time.
   std::string listen(const std::string& folder, const std::string& name);
-  // Removes that path once everybody has met; connections stay.
+  // Stops listening and removes that path, once everybody has met; connections stay.
   void unlink();
 
   struct Stats {
     std::size_t clients = 0;
     std::size_t keys = 0;
-    std::size_t bytes = 0;
-    std::size_t waiting = 0;
+    std::size_t bytes = 0;     // of keys and values
+    std::size_t waiting = 0;   // requests
+    std::size_t buffered = 0;  // bytes of requests that have come in part and of unsent replies
     std::size_t rejected = 0;  // connections closed for garbage, wrong user or too many clients
   };
   Stats stats();
