@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "coll/kernel_table.h"
 

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <type_traits>
 
 #include "coll/kernel_table.h"
 
