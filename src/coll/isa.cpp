@@ -93,6 +93,8 @@ Isa active_isa() {
   return Isa::kPortable;
 }
 
-void select_isa(Isa isa) { g_active.store(&kernels_of(isa), std::memory_order_relaxed); }
+void select_kernels(const KernelTable& table) { g_active.store(&table, std::memory_order_relaxed); }
+
+void select_isa(Isa isa) { select_kernels(kernels_of(isa)); }
 
 }  // namespace convoy::coll

@@ -37,5 +37,7 @@ extern const KernelTable kAvx512Kernels;
 const KernelTable& active_kernels();
 // Throws kUnsupported if this CPU cannot run it.
 const KernelTable& kernels_of(Isa isa);
+// For tests: makes a table, which may be their own, the active one.
+void select_kernels(const KernelTable& table);
 
 }  // namespace convoy::coll

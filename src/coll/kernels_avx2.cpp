@@ -10,7 +10,10 @@ namespace {
 
 #define CONVOY_KERNEL_AVX2
 constexpr std::size_t kVectorBytes = 32;
+// clang-format off: in this order
 #include "coll/kernels.inc"
+#include "coll/kernels_table.inc"
+// clang-format on
 
 }  // namespace
 

@@ -10,7 +10,10 @@ namespace {
 
 #define CONVOY_KERNEL_AVX512
 constexpr std::size_t kVectorBytes = 64;
+// clang-format off: in this order
 #include "coll/kernels.inc"
+#include "coll/kernels_table.inc"
+// clang-format on
 
 }  // namespace
 

@@ -11,7 +11,10 @@ namespace convoy::coll {
 namespace {
 
 constexpr std::size_t kVectorBytes = 16;
+// clang-format off: in this order
 #include "coll/kernels.inc"
+#include "coll/kernels_table.inc"
+// clang-format on
 
 }  // namespace
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,31 +12,34 @@ namespace convoy::coll {
 class Fenced {
  public:
   Fenced(std::size_t bytes, std::size_t offset)
-      : memory_(bytes + offset + 2 * kFence + 64, kCanary), bytes_(bytes) {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data()) + kFence;
+      : memory_(bytes + 2 * kFence + 64, kCanary), bytes_(bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
     begin_ = kFence + (64 - address % 64) % 64 + offset;
   }
   Fenced(std::span<const std::byte> contents, std::size_t offset)
       : Fenced(contents.size(), offset) {
-    std::copy(contents.begin(), contents.end(), data());
+    if (!contents.empty()) std::memcpy(data(), contents.data(), contents.size());
   }
 
   std::byte* data() { return memory_.data() + begin_; }
   std::span<const std::byte> bytes() const { return {memory_.data() + begin_, bytes_}; }
   bool equals(std::span<const std::byte> expected) const {
-    return std::ranges::equal(bytes(), expected);
+    return bytes_ == expected.size() &&
+           (bytes_ == 0 || std::memcmp(bytes().data(), expected.data(), bytes_) == 0);
   }
+  // 128 bytes on each side, at the least: more than any vector.
   bool fences_intact() const {
-    const auto untouched = [](std::byte b) { return b == kCanary; };
-    const auto end = memory_.begin() + static_cast<std::ptrdiff_t>(begin_ + bytes_);
-    return std::all_of(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(begin_),
-                       untouched) &&
-           std::all_of(end, memory_.end(), untouched);
+    return is_canary(memory_.data() + begin_ - 128) && is_canary(memory_.data() + begin_ + bytes_);
   }
 
  private:
   static constexpr std::byte kCanary{0xa5};
-  static constexpr std::size_t kFence = 128;
+  static constexpr std::size_t kFence = 192;  // with room for the offset
+
+  static bool is_canary(const std::byte* p) {
+    static const std::vector<std::byte> canary(128, kCanary);
+    return std::memcmp(p, canary.data(), canary.size()) == 0;
+  }
 
   std::vector<std::byte> memory_;
   std::size_t bytes_;

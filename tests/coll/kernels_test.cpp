@@ -9,6 +9,7 @@
 #include "coll/isa.h"
 #include "convoy/error.h"
 #include "fenced.h"
+#include "kernels_wide.h"
 #include "reference.h"
 
 namespace convoy::coll {
@@ -23,11 +24,20 @@ std::vector<DataType> all_types() {
   for (int i = 0; i < kDataTypes; ++i) types.push_back(static_cast<DataType>(i));
   return types;
 }
+bool is_available(DataType type, ReduceOp op) {
+  return active_kernels().reduce[static_cast<int>(type)][static_cast<int>(op)] != nullptr;
+}
+// That have a meaning and that the selected kernels know: only the wide ones know fewer.
 std::vector<ReduceOp> ops_of(DataType type) {
   std::vector<ReduceOp> ops;
   for (int i = 0; i < kReduceOps; ++i) {
     const auto op = static_cast<ReduceOp>(i);
-    if (reference::has_meaning(type, op)) ops.push_back(op);
+    if (!reference::has_meaning(type, op)) continue;
+    if (is_available(type, op)) {
+      ops.push_back(op);
+    } else {
+      EXPECT_EQ(&active_kernels(), &kWideKernels) << to_string(type) << " " << to_string(op);
+    }
   }
   return ops;
 }
@@ -37,6 +47,19 @@ std::vector<Isa> supported_isas() {
     if (is_supported(isa)) isas.push_back(isa);
   }
   return isas;
+}
+
+struct KernelSet {
+  std::string name;
+  const KernelTable* table;
+};
+std::vector<KernelSet> kernel_sets() {
+  std::vector<KernelSet> sets;
+  for (const Isa isa : supported_isas()) {
+    sets.push_back({std::string(to_string(isa)), &kernels_of(isa)});
+  }
+  sets.push_back({"wide", &kWideKernels});
+  return sets;
 }
 
 std::string describe(const Reduction& r, std::size_t sources, std::size_t count, StoreHint hint) {
@@ -57,8 +80,11 @@ std::vector<Buffer> random_sources(DataType type, std::size_t sources, std::size
 // The index of the first element that differs, as a readable message; empty if none does.
 std::string difference(std::span<const std::byte> actual, std::span<const std::byte> expected,
                        std::size_t element) {
+  if (actual.size() == expected.size() &&
+      (actual.empty() || std::memcmp(actual.data(), expected.data(), actual.size()) == 0)) {
+    return "";
+  }
   const auto at = std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
-  if (at.first == actual.end() && at.second == expected.end()) return "";
   const auto index = static_cast<std::size_t>(at.first - actual.begin()) / element;
   std::string text = "element " + std::to_string(index) + " differs, bytes (actual/expected)";
   for (std::size_t i = index * element; i < (index + 1) * element; ++i) {
@@ -103,24 +129,26 @@ void expect_reduced(const Reduction& r, const std::vector<Buffer>& sources, cons
   }
 }
 
-// Runs with one instruction set and puts the previous one back.
-class UnderIsa : public testing::TestWithParam<Isa> {
- protected:
-  void SetUp() override { select_isa(GetParam()); }
-  void TearDown() override { select_isa(before_); }
+// Selects kernels and puts the previous ones back.
+class Selected {
+ public:
+  explicit Selected(const KernelSet& set) { select_kernels(*set.table); }
+  ~Selected() { select_kernels(before_); }
 
  private:
-  Isa before_ = active_isa();
+  const KernelTable& before_ = active_kernels();
 };
 
-class KernelTypes : public testing::TestWithParam<std::tuple<Isa, DataType>> {
+class Kernels : public testing::TestWithParam<KernelSet> {
+  Selected selected_{GetParam()};
+};
+
+class KernelTypes : public testing::TestWithParam<std::tuple<KernelSet, DataType>> {
  protected:
-  void SetUp() override { select_isa(std::get<0>(GetParam())); }
-  void TearDown() override { select_isa(before_); }
   DataType type() const { return std::get<1>(GetParam()); }
 
  private:
-  Isa before_ = active_isa();
+  Selected selected_{std::get<0>(GetParam())};
 };
 
 TEST_P(KernelTypes, EveryOperationOverOneToNineAndSixtyFourSources) {
@@ -139,7 +167,7 @@ TEST_P(KernelTypes, EveryCountUpToSeveralTiles) {
   std::mt19937_64 random(2);
   const std::size_t element = size_of(type());
   const std::size_t most = (2 * 512 + 2 * 64) / element + 2;  // two tiles of the widest vectors
-  const Reduction r{type(), ReduceOp::kSum};
+  const Reduction r{type(), ops_of(type()).front()};
   const auto inputs = random_sources(type(), 2, most, random);
   const Buffer all = reference::reduce(r, inputs);
   for (std::size_t count = 0; count <= most; ++count) {
@@ -156,7 +184,7 @@ TEST_P(KernelTypes, EveryCountUpToSeveralTiles) {
 TEST_P(KernelTypes, InPlaceOnEachIndex) {
   std::mt19937_64 random(3);
   for (const std::size_t sources : {2, 3, 5}) {
-    const Reduction r{type(), ReduceOp::kProduct};
+    const Reduction r{type(), ops_of(type()).back()};
     const auto inputs = random_sources(type(), sources, 777, random);
     const Buffer expected = reference::reduce(r, inputs);
     for (std::size_t index = 0; index < sources; ++index) {
@@ -188,7 +216,7 @@ TEST_P(KernelTypes, InPlaceOnEachIndex) {
 
 TEST_P(KernelTypes, ManyTargetsThatLieDifferently) {
   std::mt19937_64 random(4);
-  const Reduction r{type(), ReduceOp::kSum};
+  const Reduction r{type(), ops_of(type()).front()};
   const auto inputs = random_sources(type(), 3, 5003, random);
   const Buffer expected = reference::reduce(r, inputs);
   const std::size_t element = size_of(type());
@@ -201,16 +229,22 @@ TEST_P(KernelTypes, ManyTargetsThatLieDifferently) {
   }
 }
 
-std::string type_name(const testing::TestParamInfo<std::tuple<Isa, DataType>>& info) {
-  return std::string(to_string(std::get<0>(info.param))) + "_" +
-         std::string(to_string(std::get<1>(info.param)));
+std::string type_name(const testing::TestParamInfo<std::tuple<KernelSet, DataType>>& info) {
+  return std::get<0>(info.param).name + "_" + std::string(to_string(std::get<1>(info.param)));
 }
-INSTANTIATE_TEST_SUITE_P(All, KernelTypes,
-                         testing::Combine(testing::ValuesIn(supported_isas()),
-                                          testing::ValuesIn(all_types())),
-                         type_name);
-
-class Kernels : public UnderIsa {};
+std::vector<std::tuple<KernelSet, DataType>> sets_and_types() {
+  std::vector<std::tuple<KernelSet, DataType>> all;
+  for (const KernelSet& set : kernel_sets()) {
+    for (const DataType type : all_types()) {
+      const auto& row = set.table->reduce[static_cast<int>(type)];
+      if (std::ranges::any_of(row, [](ReduceFunction f) { return f != nullptr; })) {
+        all.emplace_back(set, type);
+      }
+    }
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(All, KernelTypes, testing::ValuesIn(sets_and_types()), type_name);
 
 TEST_P(Kernels, EveryMisalignmentOfSourcesAndTarget) {
   std::mt19937_64 random(5);
@@ -276,7 +310,7 @@ TEST_P(Kernels, SixteenBitFloatsExhaustively) {
 TEST_P(Kernels, AverageDividesTruly) {
   std::mt19937_64 random(7);
   for (const DataType type : all_types()) {
-    if (!reference::has_meaning(type, ReduceOp::kAvg)) continue;
+    if (!is_available(type, ReduceOp::kAvg)) continue;
     const auto inputs = random_sources(type, 2, 503, random);
     for (const int ranks : {1, 2, 3, 5, 7, 8, 64, 127, 128, 200, 256, 1000, 65536, 100003}) {
       const Reduction r{type, ReduceOp::kAvg, ranks};
@@ -288,7 +322,7 @@ TEST_P(Kernels, AverageDividesTruly) {
 TEST_P(Kernels, PremulFactorsOfEveryKind) {
   std::mt19937_64 random(8);
   for (const DataType type : all_types()) {
-    if (!reference::has_meaning(type, ReduceOp::kPremulSum)) continue;
+    if (!is_available(type, ReduceOp::kPremulSum)) continue;
     const auto inputs = random_sources(type, 3, 503, random);
     for (const double factor : {0.0, -0.0, 1.0, 0.1, -3e38, 1e-45, 1e300, double(INFINITY)}) {
       const Reduction r{type, ReduceOp::kPremulSum, 1, factor};
@@ -314,6 +348,7 @@ TEST_P(Kernels, CornersOfF32) {
       {ReduceOp::kMin, -0.f, 0.f, -0.f},     {ReduceOp::kProduct, 0.f, -inf, nan},
       {ReduceOp::kProduct, -0.f, 2.f, -0.f}, {ReduceOp::kAvg, 1e-45f, 0.f, 0.f}};
   for (const Case& c : cases) {
+    if (!is_available(DataType::kF32, c.op)) continue;
     const Reduction r{DataType::kF32, c.op, 2};
     const auto bytes = [](float f) { return as_buffer(std::vector<float>(19, f)); };
     expect_reduced(r, {bytes(c.a), bytes(c.b)}, {}, StoreHint::kCached, bytes(c.result));
@@ -350,10 +385,8 @@ TEST_P(Kernels, NoTargetsAndNoElementsTouchNothing) {
   }
 }
 
-std::string isa_name(const testing::TestParamInfo<Isa>& info) {
-  return std::string(to_string(info.param));
-}
-INSTANTIATE_TEST_SUITE_P(All, Kernels, testing::ValuesIn(supported_isas()), isa_name);
+std::string set_name(const testing::TestParamInfo<KernelSet>& info) { return info.param.name; }
+INSTANTIATE_TEST_SUITE_P(All, Kernels, testing::ValuesIn(kernel_sets()), set_name);
 
 template <class Function>
 Error error_of(Function function) {
