@@ -1,0 +1,23 @@
+#include <cstdint>
+#include <type_traits>
+
+#include "coll/kernel_table.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>  // every x86-64 has it
+#endif
+
+namespace convoy::coll {
+namespace {
+
+constexpr std::size_t kVectorBytes = 16;
+// clang-format off: in this order
+#include "coll/kernels.inc"
+#include "coll/kernels_table.inc"
+// clang-format on
+
+}  // namespace
+
+constinit const KernelTable kPortableKernels = make_table();
+
+}  // namespace convoy::coll
