@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -116,6 +117,32 @@ ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {.code = 0, .signal = WTERMSIG(status)};
   return {.code = WEXITSTATUS(status), .signal = 0};
 }
+
+// Fields of /proc/<pid>/stat behind the command's name, counted from the state.
+constexpr std::size_t kStatStartTime = 19;
+constexpr std::size_t kStatExitCode = 49;
+
+std::vector<std::string> stat_fields(pid_t pid) {
+  const auto text = read_file(concat("/proc/", pid, "/stat"));
+  if (!text) return {};
+  // The command's name is in parentheses and may hold any character: look behind the last one.
+  const auto close = text->rfind(')');
+  if (close == std::string::npos) return {};
+  std::istringstream rest(text->substr(close + 1));
+  std::vector<std::string> fields;
+  for (std::string field; rest >> field;) fields.push_back(field);
+  return fields;
+}
+
+// PIDFD_GET_INFO of Linux 6.13, exit code since 6.15; Debian 12's headers do not have it.
+struct PidfdInfo {
+  std::uint64_t mask;
+  std::uint64_t cgroup;
+  std::array<std::uint32_t, 11> ids;
+  std::int32_t exit_code;
+};
+static_assert(sizeof(PidfdInfo) == 64);
+constexpr std::uint64_t kPidfdInfoExit = 1u << 3;
 
 }  // namespace
 
@@ -244,12 +271,27 @@ void send_signal(int pidfd, int signal) noexcept {
 }
 
 std::optional<char> process_state(pid_t pid) {
-  const auto text = read_file(concat("/proc/", pid, "/stat"));
-  if (!text) return std::nullopt;
-  // The command's name is in parentheses and may hold any character: look behind the last one.
-  const auto close = text->rfind(')');
-  if (close == std::string::npos || close + 2 >= text->size()) return std::nullopt;
-  return (*text)[close + 2];
+  const auto fields = stat_fields(pid);
+  if (fields.empty() || fields[0].empty()) return std::nullopt;
+  return fields[0][0];
+}
+
+std::uint64_t process_start_time(pid_t pid) {
+  const auto fields = stat_fields(pid);
+  return fields.size() > kStatStartTime ? std::stoull(fields[kStatStartTime]) : 0;
+}
+
+std::optional<ExitStatus> exit_status_of(pid_t pid, int pidfd) {
+  const auto fields = stat_fields(pid);
+  if (fields.size() > kStatExitCode && fields[0] == "Z") {
+    return decode(std::stoi(fields[kStatExitCode]));
+  }
+  PidfdInfo info{};
+  info.mask = kPidfdInfoExit;
+  if (ioctl(pidfd, _IOWR(0xFF, 11, PidfdInfo), &info) < 0 || !(info.mask & kPidfdInfoExit)) {
+    return std::nullopt;
+  }
+  return decode(info.exit_code);
 }
 
 std::vector<pid_t> children_of(pid_t pid) {

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,6 +86,12 @@ void send_signal(int pidfd, int signal) noexcept;
 
 // 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; nullopt if it has gone.
 std::optional<char> process_state(pid_t pid);
+// When it started, in clock ticks since boot: with the pid it names a process for good. 0 if it has
+// gone.
+std::uint64_t process_start_time(pid_t pid);
+// How any process of this user ended, asked of the kernel: known while it is a zombie, and after it
+// was reaped on Linux 6.15 and newer. nullopt: it runs, or nobody knows.
+std::optional<ExitStatus> exit_status_of(pid_t pid, int pidfd);
 // Direct children of `pid`, in no order.
 std::vector<pid_t> children_of(pid_t pid);
 // Children, their children and so on, parents first. Processes that come and go while it looks may

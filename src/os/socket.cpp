@@ -273,6 +273,15 @@ Listener::Listener(const std::string& folder, const std::string& name)
 Listener::~Listener() {
   unlink();
   unregister_fork_closed(fd_.get());
+  unregister_fork_closed(hidden_.get());
+}
+
+std::string Listener::hide() {
+  hidden_.reset(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!hidden_) fail_errno("opening ", path_);
+  register_fork_closed(hidden_.get());
+  unlink();
+  return concat("/proc/", getpid(), "/fd/", hidden_.get());
 }
 
 void Listener::unlink() noexcept {
