@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace convoy::coll {
+
+// Element types of the collectives. Values are part of the fingerprint that ranks compare: only
+// append.
+enum class DataType : std::uint8_t {
+  kF32,
+  kF64,
+  kF16,
+  kBF16,
+  kF8E4M3,  // no infinity, one NaN code per sign (torch's float8_e4m3fn)
+  kF8E5M2,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kBool,  // one byte; any non-zero byte reads as true, results are 0 or 1
+  kC64,   // pairs (real, imaginary) of f32
+  kC128,  // of f64
+};
+inline constexpr int kDataTypes = 17;
+
+enum class ReduceOp : std::uint8_t {
+  kSum,
+  kAvg,  // sum divided by the number of ranks
+  kProduct,
+  kMin,
+  kMax,
+  kBand,
+  kBor,
+  kBxor,
+  kPremulSum,  // sum of factor * source
+};
+inline constexpr int kReduceOps = 9;
+
+std::size_t size_of(DataType type);
+// "f32", "bf16", "f8e4m3", "c64", ...
+std::string_view to_string(DataType type);
+// "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum".
+std::string_view to_string(ReduceOp op);
+
+}  // namespace convoy::coll
