@@ -2,7 +2,7 @@
 # or position independence differ from the user's, so no target adds flags of its own; settings go
 # into the generated config.h.
 find_program(CONVOY_CCACHE ccache)
-if(CONVOY_CCACHE AND PROJECT_IS_TOP_LEVEL)
+if(CONVOY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Without the sloppiness nothing that uses a precompiled header is cached.
   set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CONVOY_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
@@ -14,12 +14,16 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 
 add_library(convoy_flags INTERFACE)
 target_compile_features(convoy_flags INTERFACE cxx_std_20)
+# -fPIC here, because CMake gives executables -fPIE, with which a library's precompiled header
+# cannot be used. -fpch-preprocess lets ccache see which precompiled header was used.
 target_compile_options(convoy_flags INTERFACE
-  -fno-semantic-interposition -fstack-protector-strong
-  $<$<CXX_COMPILER_ID:GNU>:-Werror=invalid-pch>)
+  -fPIC -fno-semantic-interposition -fstack-protector-strong
+  $<$<CXX_COMPILER_ID:GNU>:-Werror=invalid-pch>
+  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_PCH}>>:-fpch-preprocess>)
 target_link_options(convoy_flags INTERFACE -Wl,-z,relro,-z,now)
 
-# Warnings are separate: code that is not ours (torch, generated) is included as SYSTEM.
+# Warnings are separate: code that is not ours (torch, generated) is included as SYSTEM. GCC's
+# -Wconversion leaves sign conversions out; clang is told to do the same.
 add_library(convoy_warnings INTERFACE)
 target_compile_options(convoy_warnings INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion $<$<BOOL:${CONVOY_WERROR}>:-Werror>)

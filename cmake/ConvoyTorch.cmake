@@ -6,8 +6,12 @@ set(CONVOY_TORCH_VERSION 2.13)
 if(CONVOY_TORCH)
   list(PREPEND CMAKE_PREFIX_PATH ${CONVOY_TORCH})
 else()
-  find_program(CONVOY_PYTHON NAMES python3 python
-    HINTS ${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin NO_CMAKE_SYSTEM_PATH)
+  set(venv .venv)
+  if(DEFINED ENV{CONVOY_VENV})
+    set(venv $ENV{CONVOY_VENV})
+  endif()
+  cmake_path(ABSOLUTE_PATH venv BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+  find_program(CONVOY_PYTHON NAMES python3 python HINTS ${venv}/bin NO_CMAKE_SYSTEM_PATH)
   if(CONVOY_PYTHON)
     execute_process(
       COMMAND ${CONVOY_PYTHON} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
@@ -26,6 +30,10 @@ set(CMAKE_MESSAGE_LOG_LEVEL ${CMAKE_MESSAGE_LOG_LEVEL_SAVED})
 if(NOT Torch_FOUND)
   message(FATAL_ERROR "libtorch ${CONVOY_TORCH_VERSION} was not found. Run tools/bootstrap (it makes .venv with "
     "torch==2.13.0), set CONVOY_TORCH to an unpacked libtorch, or configure with -DCONVOY_BUILD_TORCH=OFF.")
+endif()
+# Its optional MKL adds folders that exist on its build machine only; they would end in our RPATH.
+if(TARGET caffe2::mkl)
+  set_property(TARGET caffe2::mkl PROPERTY INTERFACE_LINK_DIRECTORIES "")
 endif()
 if(NOT Torch_VERSION VERSION_GREATER_EQUAL 2.13 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14)
   message(FATAL_ERROR "libtorch ${Torch_VERSION} at ${TORCH_INSTALL_PREFIX}: convoy needs 2.13 "

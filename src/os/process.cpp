@@ -38,7 +38,7 @@ std::string find_program(const std::string& name) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path ? path : "/usr/local/bin:/usr/bin:/bin");
   for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string candidate = concat(folder.empty() ? "." : folder, "/", name);
+    std::string candidate = concat(folder.empty() ? "." : folder, "/", name);
     std::error_code ignored;
     if (::access(candidate.c_str(), X_OK) == 0 &&
         std::filesystem::is_regular_file(candidate, ignored)) {
@@ -119,6 +119,7 @@ ExitStatus decode(int status) {
 }
 
 // Fields of /proc/<pid>/stat behind the command's name, counted from the state.
+constexpr std::size_t kStatParent = 1;
 constexpr std::size_t kStatStartTime = 19;
 constexpr std::size_t kStatExitCode = 49;
 
@@ -276,6 +277,30 @@ std::optional<char> process_state(pid_t pid) {
   return fields[0][0];
 }
 
+std::optional<pid_t> parent_of(pid_t pid) {
+  const auto fields = stat_fields(pid);
+  return fields.size() > kStatParent ? std::optional(std::stoi(fields[kStatParent])) : std::nullopt;
+}
+
+std::string process_name(pid_t pid) {
+  std::string name = read_file(concat("/proc/", pid, "/comm")).value_or("");
+  if (name.ends_with('\n')) name.pop_back();
+  return name;
+}
+
+std::vector<pid_t> children_by_scan(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    pid_t candidate = 0;
+    const auto [end, bad] = std::from_chars(name.data(), name.data() + name.size(), candidate);
+    if (bad != std::errc() || end != name.data() + name.size()) continue;
+    if (parent_of(candidate) == pid) children.push_back(candidate);
+  }
+  return children;
+}
+
 std::uint64_t process_start_time(pid_t pid) {
   const auto fields = stat_fields(pid);
   return fields.size() > kStatStartTime ? std::stoull(fields[kStatStartTime]) : 0;
@@ -295,6 +320,9 @@ std::optional<ExitStatus> exit_status_of(pid_t pid, int pidfd) {
 }
 
 std::vector<pid_t> children_of(pid_t pid) {
+  static const bool listed =
+      read_file(concat("/proc/self/task/", syscall(SYS_gettid), "/children")).has_value();
+  if (!listed) return children_by_scan(pid);
   std::vector<pid_t> children;
   std::error_code error;
   for (const auto& task :

@@ -32,11 +32,11 @@ std::optional<int> parse_signal(const std::string& text);
 
 struct SpawnOptions {
   std::vector<std::string> arguments;  // [0] is looked up in PATH unless it holds a slash
-  std::optional<std::vector<std::string>> environment;  // "NAME=value"; nullopt: ours
-  std::string working_folder;                           // empty: ours
+  std::optional<std::vector<std::string>> environment = {};  // "NAME=value"; nullopt: ours
+  std::string working_folder = {};                           // empty: ours
   // Descriptors the child gets besides 0, 1, 2, under the same numbers; everything else of ours is
   // close-on-exec.
-  std::vector<int> inherited;
+  std::vector<int> inherited = {};
   int standard_input = -1;   // -1: /dev/null
   int standard_output = -1;  // -1: ours
   int standard_error = -1;   // -1: ours
@@ -44,7 +44,7 @@ struct SpawnOptions {
   // lives as long as the process.
   int death_signal = 0;
   bool own_process_group = false;
-  std::vector<int> cores;  // pinned to these; empty: as ours
+  std::vector<int> cores = {};  // pinned to these; empty: as ours
 };
 
 // A child process. The destructor kills (SIGKILL) and reaps a child that still runs. Not
@@ -86,6 +86,9 @@ void send_signal(int pidfd, int signal) noexcept;
 
 // 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; nullopt if it has gone.
 std::optional<char> process_state(pid_t pid);
+std::optional<pid_t> parent_of(pid_t pid);
+// The command's name, at most 15 characters; empty if it has gone.
+std::string process_name(pid_t pid);
 // When it started, in clock ticks since boot: with the pid it names a process for good. 0 if it has
 // gone.
 std::uint64_t process_start_time(pid_t pid);
@@ -94,6 +97,9 @@ std::uint64_t process_start_time(pid_t pid);
 std::optional<ExitStatus> exit_status_of(pid_t pid, int pidfd);
 // Direct children of `pid`, in no order.
 std::vector<pid_t> children_of(pid_t pid);
+// The same by looking at every process of the system: what children_of does on a kernel without
+// /proc/<pid>/task/<tid>/children (CONFIG_PROC_CHILDREN).
+std::vector<pid_t> children_by_scan(pid_t pid);
 // Children, their children and so on, parents first. Processes that come and go while it looks may
 // be missed: callers that must reach all look again until none is left.
 std::vector<pid_t> descendants_of(pid_t pid);

@@ -1,0 +1,132 @@
+# The front door. Every target does its own set-up, in any order, from a fresh clone. `make help`.
+#
+# Settings (make NAME=value, or from the environment):
+#   JOBS=2            compile and test jobs at a time; compiling against torch takes 1 GB each
+#   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan)
+#   CONVOY_TORCH=dir  use the libtorch in dir instead of the one of .venv
+#   CONVOY_VENV=dir   the Python environment, instead of .venv
+#   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
+#   PREFIX=dir        where `make install` puts things
+#   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
+#   BOOTSTRAP=off     do not look for missing packages
+JOBS ?= 2
+TESTS ?=
+CONVOY_TORCH ?=
+CONVOY_VENV ?= .venv
+CMAKE_ARGS ?=
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+BOOTSTRAP ?= on
+export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/bash
+
+targets := build test test-full demo lint asan tsan fuzz bench tidy check-headers check-layers \
+           format install clean help
+settings := JOBS TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
+
+# A word that is no target, or a setting that is none, stops before anything is done.
+unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
+             $(filter-out $(settings:%=%=%),$(filter-out -%,$(MAKEOVERRIDES))))
+ifneq ($(unknown),)
+$(error $(shell tools/make_help '$(unknown)' $(settings)))
+endif
+ifeq ($(shell [[ '$(JOBS)$(FUZZ_SECONDS)' =~ ^[1-9][0-9]*$$ ]] || echo bad),bad)
+$(error JOBS ($(JOBS)) and FUZZ_SECONDS ($(FUZZ_SECONDS)) are numbers)
+endif
+
+ctest = ctest --test-dir build/$(1) -j$(JOBS) --output-on-failure --no-label-summary --no-tests=error \
+        $(if $(TESTS),-R '$(TESTS)')
+compile = cmake --build build/$(1) -j $(JOBS)
+# The sanitizers' shadow memory needs a kernel that does not spread mappings too far.
+no_aslr = $$(setarch -R true 2>/dev/null && echo setarch -R)
+sanitizer_options = \
+  ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 \
+  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+
+##@ Everyday
+build: ready-release ## build into build/release (the default; programs in build/release/bin)
+	@$(call compile,release)
+
+test: build ## build and run the tests (all but the long ones)
+	@$(call ctest,release) -LE '^long$$'
+
+test-full: build ## all tests, the long ones too
+	@$(call ctest,release)
+
+demo: build ## two ranks meet through the store of `convoy run`
+	@build/release/bin/convoy run -n 2 build/release/bin/meet
+
+lint: ready-lint ## everything that can be checked without running: format, layers, headers, clang, clang-tidy
+	@JOBS=$(JOBS) tools/lint
+
+##@ Deeper checks
+asan: ready-asan ## the torch-free core and its tests under AddressSanitizer and UBSan
+	@$(call compile,asan)
+	@$(sanitizer_options) $(no_aslr) $(call ctest,asan) -LE '^long$$'
+
+tsan: ready-tsan ## the same under ThreadSanitizer
+	@$(call compile,tsan)
+	@$(sanitizer_options) $(no_aslr) $(call ctest,tsan) -LE '^long$$'
+
+fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
+	@$(call compile,fuzz)
+	@tools/fuzz
+
+bench: build ## build and run the benchmarks
+	@shopt -s nullglob; for program in build/release/bench/*; do [ ! -x $$program ] || $$program || exit; done
+
+tidy: ready-lint ## clang-tidy over all files (lint: only over changed ones)
+	@JOBS=$(JOBS) tools/tidy --all
+
+check-headers: ready-lint ## each header compiles alone
+	@$(call compile,lint) --target check_headers
+
+check-layers: ## each file includes only its own layer and those below
+	@tools/check_layers.py
+
+##@ Other
+format: bootstrap-lint ## format all C++ files
+	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs -r $(CONVOY_VENV)/bin/clang-format -i
+
+install: build ## install into PREFIX
+	@cmake --install build/release --prefix '$(PREFIX)'
+
+clean: ## remove the build folder (.venv stays)
+	rm -rf build
+
+help: ## show this
+	@tools/make_help
+
+# --- Set-up ---------------------------------------------------------------------------------------
+
+bootstrap_groups_release = build
+bootstrap_groups_lint = build lint
+bootstrap_groups_fuzz = core clang
+bootstrap_groups_asan = core
+bootstrap_groups_tsan = core
+
+# Takes 0.1 s with nothing to do, so it needs no stamp that could be wrong.
+bootstrap-%:
+	@[ $(BOOTSTRAP) = off ] || tools/bootstrap $(bootstrap_groups_$*)
+
+ready-%: bootstrap-% build/%/build.ninja ;
+
+# Configured once; Ninja runs CMake again when a CMake file changes. Another setting starts afresh.
+build/%/build.ninja: CMakePresets.json build/%/settings
+	@echo "configuring build/$*"; cmake --fresh --preset $* $(if $(CONVOY_TORCH),-DCONVOY_TORCH='$(abspath $(CONVOY_TORCH))') $(CMAKE_ARGS) \
+	   >build/$*/configure.log 2>&1 || { cat build/$*/configure.log; \
+	   echo "make: configuring build/$* failed (see above). 'tools/bootstrap --check all' tells what is missing; 'make clean' starts afresh." >&2; exit 1; }
+	@touch $@
+
+.PRECIOUS: build/%/build.ninja build/%/settings
+build/%/settings: always
+	@mkdir -p $(@D); text='$(CONVOY_TORCH) $(CONVOY_VENV) $(CMAKE_ARGS)'; \
+	  [ -e $@ ] && [ "$$text" = "$$(cat $@)" ] || printf '%s\n' "$$text" >$@
+
+.PHONY: $(targets) always

@@ -1,0 +1,82 @@
+#include "launch/rank_process.h"
+
+#include <signal.h>
+
+#include "launch/output.h"
+#include "launch/stdin_feed.h"
+
+namespace convoy::launch {
+namespace {
+
+ChildProcess spawn(int rank, const RankSetting& setting) {
+  const UniqueFd store = setting.store.connect();
+  const UniqueFd out = setting.output.open(rank, Channel::kOut);
+  const UniqueFd err = setting.output.open(rank, Channel::kErr);
+  UniqueFd in;
+  const RunOptions& options = setting.options;
+  if (setting.stdin_feed && (options.stdin_mode == StdinMode::kAll || options.stdin_rank == rank)) {
+    in = setting.stdin_feed->add(rank);
+  }
+  Environment environment = rank_environment(setting.inherited, options, setting.job, rank);
+  environment[kStoreFdVariable] = std::to_string(store.get());
+
+  SpawnOptions spawn;
+  spawn.arguments = options.program;
+  spawn.environment = to_list(environment);
+  spawn.working_folder = options.working_folder;
+  spawn.inherited = {store.get()};
+  spawn.standard_input = in.get();
+  spawn.standard_output = out.get();
+  spawn.standard_error = err.get();
+  spawn.death_signal = SIGKILL;
+  spawn.own_process_group = true;
+  if (!setting.pinning.empty()) spawn.cores = setting.pinning[static_cast<std::size_t>(rank)];
+  return ChildProcess::spawn(spawn);
+}
+
+}  // namespace
+
+RankProcess::RankProcess(int rank, const RankSetting& setting)
+    : rank_(rank), child_(spawn(rank, setting)) {}
+
+std::optional<ExitStatus> RankProcess::try_wait() {
+  if (status_) return status_;
+  status_ = child_.wait(Deadline::after({}));
+  if (status_) ended_ = Clock::now();
+  return status_;
+}
+
+void RankProcess::signal_group(int signal) {
+  // Not once it was reaped: its group may be empty and the number in use by a stranger.
+  if (running()) child_.kill_group(signal);
+}
+
+void RankProcess::ask_to_end(int signal) {
+  if (!running()) return;
+  asked_by_ = signal;
+  signal_group(signal);
+  signal_group(SIGCONT);
+}
+
+void RankProcess::kill() {
+  if (!running()) return;
+  killed_ = true;
+  signal_group(SIGKILL);
+}
+
+RankOutcome RankProcess::outcome(Clock::time_point job_start) const {
+  RankOutcome result;
+  result.rank = rank_;
+  result.pid = child_.pid();
+  result.status = status_;
+  result.asked_by = asked_by_;
+  if (killed_ && (!status_ || status_->signal == SIGKILL)) {
+    result.ending = Ending::kKilled;
+  } else if (asked_by_ != 0) {
+    result.ending = Ending::kAsked;
+  }
+  if (status_) result.lived = ended_ - job_start;
+  return result;
+}
+
+}  // namespace convoy::launch

@@ -1,0 +1,252 @@
+#include "support/leak_oracle.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "base/concat.h"
+#include "base/guarded.h"
+#include "base/unique_fd.h"
+#include "os/file.h"
+#include "os/process.h"
+#include "os/segment.h"
+#include "os/socket.h"
+#include "support/programs.h"
+
+namespace convoy::test {
+namespace {
+
+class LeakOracleTest : public testing::Test {
+ protected:
+  std::vector<Holding> before_ = take_holdings(LeakScope::kMachine);
+
+  LeakDiff now() const { return difference(before_, take_holdings(LeakScope::kMachine)); }
+  // The one thing that is there now and was not before.
+  Holding gained() const {
+    const auto diff = now();
+    EXPECT_EQ(diff.gained.size(), 1u) << diff.to_string();
+    EXPECT_TRUE(diff.lost.empty()) << diff.to_string();
+    return diff.gained.empty() ? Holding{} : diff.gained.front();
+  }
+  LeakDiff settled() const {
+    return settled_difference(before_, LeakScope::kMachine,
+                              Deadline::after(std::chrono::seconds(10)));
+  }
+};
+
+TEST_F(LeakOracleTest, NothingChanges) { EXPECT_TRUE(now().empty()) << now().to_string(); }
+
+TEST_F(LeakOracleTest, Descriptor) {
+  UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto leak = gained();
+  EXPECT_EQ(leak.kind, HoldingKind::kDescriptor);
+  EXPECT_EQ(leak.number, fd.get());
+  EXPECT_EQ(leak.to_string(), concat("descriptor ", fd.get(), " /dev/null"));
+  fd.reset();
+  EXPECT_TRUE(now().empty());
+}
+
+TEST_F(LeakOracleTest, DescriptorThatBecameAnother) {
+  UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto before = take_holdings(LeakScope::kProcess);
+  const UniqueFd zero(::open("/dev/zero", O_RDONLY | O_CLOEXEC));
+  ASSERT_GE(::dup3(zero.get(), fd.get(), O_CLOEXEC), 0);
+  const auto diff = difference(before, take_holdings(LeakScope::kProcess));
+  ASSERT_EQ(diff.lost.size(), 1u);
+  EXPECT_EQ(diff.lost[0].to_string(), concat("descriptor ", fd.get(), " /dev/null"));
+  EXPECT_EQ(diff.gained.size(), 2u);
+}
+
+TEST_F(LeakOracleTest, DescriptorThatWasClosed) {
+  UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto before = take_holdings(LeakScope::kProcess);
+  fd.reset();
+  const auto diff = difference(before, take_holdings(LeakScope::kProcess));
+  ASSERT_EQ(diff.lost.size(), 1u);
+  EXPECT_NE(diff.to_string().find("gone:        descriptor"), std::string::npos);
+}
+
+TEST_F(LeakOracleTest, ListeningSocketIsNamed) {
+  const TempFolder folder("leak");
+  const auto before = take_holdings(LeakScope::kProcess);
+  const Listener listener(folder.path(), "door");
+  const auto diff = difference(before, take_holdings(LeakScope::kProcess));
+  ASSERT_EQ(diff.gained.size(), 1u);
+  EXPECT_NE(diff.to_string().find("listening, bound to " + folder.path() + "/door"),
+            std::string::npos)
+      << diff.to_string();
+}
+
+TEST_F(LeakOracleTest, MappingWithoutDescriptor) {
+  auto segment = Segment::create(1, "leaked");
+  const std::size_t size = segment.size();
+  void* again = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, segment.fd(), 0);
+  ASSERT_NE(again, MAP_FAILED);
+  segment = Segment();
+  const auto leak = gained();
+  EXPECT_EQ(leak.kind, HoldingKind::kMapping);
+  EXPECT_EQ(leak.number, static_cast<long>(size));
+  EXPECT_NE(leak.key.find("convoy:leaked"), std::string::npos) << leak.key;
+  ::munmap(again, size);
+  EXPECT_TRUE(now().empty());
+}
+
+TEST_F(LeakOracleTest, Thread) {
+  Guarded<bool> go(false);
+  std::thread thread([&] {
+    auto lock = go.lock();
+    lock.wait(Deadline::after(std::chrono::seconds(30)), [&] { return *lock; });
+  });
+  const auto leak = gained();
+  EXPECT_EQ(leak.kind, HoldingKind::kThread);
+  *go.lock() = true;
+  go.notify();
+  thread.join();
+  EXPECT_TRUE(settled().empty());
+}
+
+TEST_F(LeakOracleTest, ChildRunningAndZombie) {
+  auto child = ChildProcess::spawn({.arguments = {"sleep", "1000"}});
+  {
+    const auto diff = now();  // the pidfd too
+    ASSERT_EQ(diff.gained.size(), 2u) << diff.to_string();
+    EXPECT_EQ(diff.gained[1].kind, HoldingKind::kChild);
+    EXPECT_EQ(diff.gained[1].number, child.pid());
+  }
+  child.kill(SIGKILL);
+  ASSERT_TRUE(wait_ready(child.pidfd(), 1, Deadline::after(std::chrono::seconds(10))));
+  EXPECT_NE(now().to_string().find("state Z"), std::string::npos) << now().to_string();
+  child = ChildProcess();
+  EXPECT_TRUE(settled().empty());
+}
+
+TEST_F(LeakOracleTest, EndProcessesEndsThem) {
+  auto child = ChildProcess::spawn({.arguments = {"sleep", "1000"}});
+  const pid_t pid = child.pid();
+  end_processes(now());
+  EXPECT_EQ(process_state(pid), std::nullopt);
+}
+
+TEST_F(LeakOracleTest, StrayGrandchild) {
+  // The shell ends at once and leaves its child to somebody else.
+  auto shell = ChildProcess::spawn({.arguments = {"sh", "-c", "sleep 1000 & exit 0"}});
+  ASSERT_TRUE(shell.wait(Deadline::after(std::chrono::seconds(10))));
+  shell = ChildProcess();
+  const auto leak = gained();
+  EXPECT_EQ(leak.kind, HoldingKind::kStray);
+  end_processes(now());
+  EXPECT_TRUE(settled().empty());
+}
+
+TEST_F(LeakOracleTest, SharedMemoryFile) {
+  const std::string path = concat("/dev/shm/convoy-oracle-test.", ::getpid());
+  write_file(path, "x");
+  const auto leak = gained();
+  EXPECT_EQ(leak.kind, HoldingKind::kSharedFile);
+  EXPECT_EQ(leak.key, path);
+  // Nobody else has it open: it stays a leak when things have settled.
+  const auto late = settled_difference(before_, LeakScope::kMachine, Deadline::after({}));
+  EXPECT_EQ(late.gained.size(), 1u);
+  ::unlink(path.c_str());
+  EXPECT_TRUE(now().empty());
+}
+
+TEST_F(LeakOracleTest, SharedMemoryFileOfSomebodyElse) {
+  const std::string path = concat("/dev/shm/convoy-oracle-foreign.", ::getpid());
+  write_file(path, "x");
+  UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without our tag in its environment it is a stranger.
+  auto stranger = ChildProcess::spawn({.arguments = {"sleep", "1000"},
+                                       .environment = std::vector<std::string>{"A=b"},
+                                       .standard_input = file.get()});
+  file.reset();
+  const auto diff = settled_difference(before_, LeakScope::kMachine, Deadline::after({}));
+  EXPECT_EQ(diff.gained.size(), 2u) << diff.to_string();  // the child and its pidfd, not the file
+  EXPECT_EQ(diff.to_string().find(path), std::string::npos);
+  ::unlink(path.c_str());
+}
+
+TEST_F(LeakOracleTest, TemporaryFile) {
+  {
+    const TempFolder folder("leak");
+    const auto leak = gained();
+    EXPECT_EQ(leak.kind, HoldingKind::kTempFile);
+    EXPECT_EQ(leak.key, folder.path());
+  }
+  EXPECT_TRUE(now().empty());
+}
+
+TEST_F(LeakOracleTest, ProcessScopeLeavesOutFiles) {
+  const auto before = take_holdings(LeakScope::kProcess);
+  const TempFolder folder("leak");
+  EXPECT_TRUE(difference(before, take_holdings(LeakScope::kProcess)).empty());
+}
+
+TEST_F(LeakOracleTest, IgnoredHoldingIsLeftOut) {
+  static int exempt = -1;
+  LeakOracle::ignore([](const Holding& holding) {
+    return holding.kind == HoldingKind::kDescriptor && holding.number == exempt;
+  });
+  const UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  EXPECT_FALSE(now().empty());
+  exempt = fd.get();
+  EXPECT_TRUE(now().empty());
+  exempt = -1;
+}
+
+// The listener itself: a test program whose test leaks must fail.
+struct Run {
+  ExitStatus status;
+  std::string output;
+};
+
+Run run_test(const std::string& filter) {
+  const TempFolder folder("run");
+  const std::string file = folder.path() + "/output";
+  const UniqueFd out(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  std::vector<std::string> environment = {"CONVOY_TEST_SETTLE_MS=50"};
+  for (char** entry = environ; *entry; ++entry) environment.emplace_back(*entry);
+  auto child = ChildProcess::spawn(
+      {.arguments = {sibling_program("misbehaving_tests"), "--gtest_filter=" + filter},
+       .environment = environment,
+       .standard_output = out.get(),
+       .standard_error = out.get(),
+       .death_signal = SIGKILL});
+  const auto status = child.wait(Deadline::after(std::chrono::seconds(60)));
+  return {status.value_or(ExitStatus{.code = -1}), read_file(file).value_or("")};
+}
+
+TEST(LeakListenerTest, TestThatLeaksDescriptorFails) {
+  const auto run = run_test("Leaking.Descriptor");
+  EXPECT_EQ(run.status.code, 1) << run.output;
+  EXPECT_NE(run.output.find("Leaking.Descriptor did not leave things"), std::string::npos)
+      << run.output;
+  EXPECT_NE(run.output.find("left behind: descriptor"), std::string::npos) << run.output;
+  EXPECT_EQ(run.output.find("test suite Leaking did"), std::string::npos)
+      << "reported twice: " << run.output;
+}
+
+TEST(LeakListenerTest, TestThatLeaksChildFailsAndChildIsEnded) {
+  const auto run = run_test("Leaking.Child");
+  EXPECT_EQ(run.status.code, 1) << run.output;
+  EXPECT_NE(run.output.find("left behind: child process"), std::string::npos) << run.output;
+}
+
+TEST(LeakListenerTest, CleanTestPasses) {
+  const auto run = run_test("Leaking.Nothing");
+  EXPECT_TRUE(run.status.success()) << run.output;
+}
+
+TEST(LeakListenerTest, SuiteThatLeaksFails) {
+  const auto run = run_test("LeakingSuite.Descriptor");
+  EXPECT_EQ(run.status.code, 1) << run.output;
+  EXPECT_NE(run.output.find("test suite LeakingSuite did not leave"), std::string::npos)
+      << run.output;
+}
+
+}  // namespace
+}  // namespace convoy::test
