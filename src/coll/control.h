@@ -56,6 +56,8 @@ struct alignas(kLine) GroupHead {
   // The first operation that failed for good; 0: the group is sound. Lowered only (CAS), by any
   // rank.
   alignas(kLine) std::atomic<std::uint64_t> failed{0};
+  // Ranks that have left (fetch_add after `left` is set, before the bell rings).
+  std::atomic<std::uint32_t> departures{0};
   // Nanoseconds of a round trip between cores, measured by rank 0; 0: not yet. Only advice:
   // relaxed.
   std::atomic<std::uint32_t> core_distance{0};
@@ -88,6 +90,8 @@ struct alignas(kLine) RankHead {
   std::atomic<std::uint64_t> taking{0};
   // The owner has left the group (1 + last completed operation); 0: it is a member.
   alignas(kLine) std::atomic<std::uint64_t> left{0};
+  // The owner touches the shared memory no more: its last write to it.
+  std::atomic<std::uint64_t> departed{0};
   // The owner has noticed that the group is broken and touches no peer's memory any more.
   std::atomic<std::uint64_t> gave_up{0};
 };

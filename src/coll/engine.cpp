@@ -64,21 +64,29 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
 
 Engine::~Engine() {
   close();
-  bell_->bell.store(nullptr, std::memory_order_release);
+  {
+    const std::lock_guard lock(bell_->mutex);
+    bell_->bell = nullptr;
+  }
   // Rank 0 owns the memory that all still look at: it is not used again before all have left.
-  mesh_->keep_control_until([mesh = mesh_, layout = layout_, base = base_] {
-    for (int r = 0; r < layout.ranks(); ++r) {
-      const bool left = layout.rank(base, r).left.load(std::memory_order_acquire) != 0;
-      if (!left && !mesh->loss(r)) return false;
+  mesh_->keep_control_until([peers = mesh_->peers(), layout = layout_, base = base_] {
+    for (std::size_t r = 0; r < peers.size(); ++r) {
+      const auto& head = layout.rank(base, static_cast<int>(r));
+      const bool dead = peers[r] && peers[r]->lost();
+      if (!dead && head.departed.load(std::memory_order_acquire) == 0) return false;
     }
     return true;
   });
+  head(rank_).departed.store(1, std::memory_order_release);
 }
 
 void Engine::close() noexcept {
   closing_.store(true, std::memory_order_seq_cst);
   std::uint64_t member = 0;
-  head(rank_).left.compare_exchange_strong(member, 1 + last_completed(), std::memory_order_acq_rel);
+  if (head(rank_).left.compare_exchange_strong(member, 1 + last_completed(),
+                                               std::memory_order_acq_rel)) {
+    group().departures.fetch_add(1, std::memory_order_acq_rel);
+  }
   group().bell.value.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(group().bell.value);
 }
@@ -102,13 +110,22 @@ void Engine::run(const Call& call, std::uint64_t number) {
     arrive(running);
     compare_signatures(running);
   }
-  switch (call.signature.op) {
+  try {
+    move_data(running);
+  } catch (const Error&) {
+    if (broken()) quarantine_buffers(running);
+    throw;
+  }
+  completed_.store(number, std::memory_order_release);
+}
+
+void Engine::move_data(const Running& running) {
+  switch (running.call->signature.op) {
     case OpKind::kBarrier: break;
     case OpKind::kAllReduce: all_reduce(running); break;
     case OpKind::kBroadcast: broadcast(running); break;
     case OpKind::kNone: fail(ErrorKind::kInternal, "no operation");
   }
-  completed_.store(number, std::memory_order_release);
 }
 
 // Publishes signature, place and small data, and waits for everyone's.

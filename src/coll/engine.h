@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -78,8 +79,8 @@ class Engine {
 
     // Written by the watch thread (seq_cst, before the bell rings), read while waiting.
     std::atomic<bool> rung{false};
-    // The mapping outlives this object: the engine keeps the mesh, the Fabric the peer's segment.
-    std::atomic<WaitWord*> bell;
+    std::mutex mutex;
+    WaitWord* bell;  // guarded by mutex; nullptr once the engine is gone
   };
   // The operation under way, for messages.
   struct Running {
@@ -109,8 +110,11 @@ class Engine {
   std::pair<ErrorKind, std::string> recorded_cause() const;
   std::string prefix(const Running& running) const;
 
+  void quarantine_buffers(const Running& running);
+
   // --- operations (engine.cpp, all_reduce.cpp, broadcast.cpp) ---
   void arrive(const Running& running);
+  void move_data(const Running& running);
   void compare_signatures(const Running& running);
   void all_reduce(const Running& running);
   void reduce_small(const Running& running);
@@ -141,7 +145,6 @@ class Engine {
   std::uint64_t step_ = 0;  // this rank's steps so far; equal in all ranks between operations
   std::atomic<std::uint64_t> completed_{0};
   std::atomic<bool> closing_{false};
-  bool left_ = false;
   // Scratch of run(), sized once.
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;

@@ -30,10 +30,10 @@ std::string describe_state(char state) {
 
 void Engine::Bell::ring() noexcept {
   rung.store(true, std::memory_order_seq_cst);
-  WaitWord* word = bell.load(std::memory_order_acquire);
-  if (!word) return;
-  word->value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(word->value);
+  const std::lock_guard lock(mutex);
+  if (!bell) return;
+  bell->value.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(bell->value);
 }
 
 void Engine::ring_sleepers() noexcept {
@@ -47,6 +47,7 @@ void Engine::ring_sleepers() noexcept {
 bool Engine::troubled() const {
   return bell_->rung.load(std::memory_order_acquire) ||
          group().failed.load(std::memory_order_acquire) != 0 ||
+         group().departures.load(std::memory_order_acquire) != 0 ||
          closing_.load(std::memory_order_acquire);
 }
 
@@ -61,11 +62,12 @@ bool Engine::gone(int rank, std::uint64_t number) const {
 std::string Engine::describe_gone(int rank) const {
   const auto& process = mesh_->process(rank);
   const std::uint64_t left = head(rank).left.load(std::memory_order_acquire);
-  if (const auto loss = mesh_->loss(rank)) {
-    return concat("rank ", rank, " (pid ", process.pid, ", host ", process.host, ") ", *loss);
+  if (left != 0) {
+    return concat("rank ", rank, " (pid ", process.pid, ") left the group after #", left - 1,
+                  " and will not take part");
   }
-  return concat("rank ", rank, " (pid ", process.pid, ") left the group after #", left - 1,
-                " and will not take part");
+  return concat("rank ", rank, " (pid ", process.pid, ", host ", process.host, ") ",
+                mesh_->loss(rank).value_or("is gone"));
 }
 
 std::string Engine::prefix(const Running& running) const {
@@ -127,6 +129,30 @@ void Engine::fail_run(const Running& running, ErrorKind kind, const std::string&
   // Says the recorded cause, which may be another rank's: every rank tells the same story.
   const auto [first_kind, first_cause] = recorded_cause();
   throw Error(first_kind, prefix(running) + first_cause);
+}
+
+// A peer that has not noticed yet may still write into this rank's buffers: the memory is not used
+// for anything else before every living rank has given up.
+void Engine::quarantine_buffers(const Running& running) {
+  const auto released = [peers = mesh_->peers(), mapping = mesh_->control_mapping(),
+                         layout = layout_, base = base_] {
+    for (std::size_t r = 0; r < peers.size(); ++r) {
+      const auto& theirs = layout.rank(base, static_cast<int>(r));
+      const bool dead = peers[r] && peers[r]->lost();
+      if (!dead && theirs.gave_up.load(std::memory_order_acquire) == 0 &&
+          theirs.departed.load(std::memory_order_acquire) == 0) {
+        return false;
+      }
+    }
+    return true;
+  };
+  auto& fabric = shm::Fabric::instance();
+  for (const void* buffer : {static_cast<const void*>(running.call->input),
+                             static_cast<const void*>(running.call->output)}) {
+    if (!buffer) continue;
+    const auto location = fabric.locate(buffer, running.call->bytes());
+    if (location) fabric.quarantine(location, released);
+  }
 }
 
 void Engine::fail_peer(const Running& running, int rank) {

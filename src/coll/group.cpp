@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/loop.h"
@@ -141,18 +142,18 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
+// The turn passes on after the callback, so that callbacks come in order too.
 void Group::Impl::finish(Work::Operation& operation, std::exception_ptr error) {
   Callback callback;
   {
     const std::lock_guard lock(mutex_);
-    busy_ = false;
     operation.done = true;
     operation.error = error;
-    callback = std::move(operation.callback);
-    operation.callback = nullptr;
+    callback = std::exchange(operation.callback, nullptr);
   }
   changed_.notify_all();
   if (callback) callback(error);
+  release_turn();
 }
 
 bool Group::Impl::is_done(const Work::Operation& operation) {

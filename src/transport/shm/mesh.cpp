@@ -135,6 +135,9 @@ void Mesh::share_control(Store& store, const MeshOptions& options) {
            " expects ", options.control_bytes, ": different versions or settings of convoy");
     }
     base = resolve(0, info.location, proofs + info.bytes, options.deadline);
+    if (const auto& owner = members_[0].peer) {
+      control_mapping_ = owner->keep(info.location.segment);
+    }
   }
   proof_word(base, rank_).store(proof_of(info.token, rank_), std::memory_order_release);
   // A barrier in the store, so that every proof is there to be read.
@@ -170,6 +173,12 @@ std::byte* Mesh::resolve(int rank, const Location& location, std::size_t bytes,
     fail(ErrorKind::kInvalidArgument, "rank ", rank, " published memory that it does not have");
   }
   return memory;
+}
+
+std::vector<std::shared_ptr<Peer>> Mesh::peers() const {
+  std::vector<std::shared_ptr<Peer>> peers;
+  for (const auto& member : members_) peers.push_back(member.peer);
+  return peers;
 }
 
 void Mesh::keep_control_until(std::function<bool()> released) {

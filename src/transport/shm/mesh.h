@@ -36,6 +36,9 @@ class Mesh {
   int size() const { return static_cast<int>(members_.size()); }
 
   std::span<std::byte> control() const { return control_; }
+  // Keeps the control memory mapped here after this object is gone; nullptr where this process
+  // itself owns it (see keep_control_until).
+  std::shared_ptr<const Segment> control_mapping() const { return control_mapping_; }
   const ProcessInfo& process(int rank) const { return members_[at(rank)].info; }
   bool is_self(int rank) const { return !members_[at(rank)].peer; }
 
@@ -48,7 +51,11 @@ class Mesh {
   std::byte* resolve(int rank, const Location& location, std::size_t bytes,
                      const Deadline& deadline) const;
 
-  // The control memory is kept until `released()` although this object goes. Must not block.
+  // By rank; nullptr for ranks of this process. For those that ask about lives after this object.
+  std::vector<std::shared_ptr<Peer>> peers() const;
+
+  // The control memory is kept until `released()` although this object goes. Must not block, nor
+  // own this object.
   void keep_control_until(std::function<bool()> released);
 
  private:
@@ -66,6 +73,7 @@ class Mesh {
   const int rank_;
   std::vector<Member> members_;
   Block control_block_;  // of rank 0 only
+  std::shared_ptr<const Segment> control_mapping_;
   std::span<std::byte> control_;
 };
 

@@ -64,12 +64,18 @@ std::byte* Peer::resolve(const Location& location, std::size_t bytes, const Dead
     fail(ErrorKind::kTimeout, "shared memory of pid ", info_.pid,
          " did not arrive by the deadline");
   }
-  const Segment& segment = found->second;
+  const Segment& segment = *found->second;
   if (location.offset > segment.size() || bytes > segment.size() - location.offset) {
     fail(ErrorKind::kInvalidArgument, "pid ", info_.pid, " published ", bytes, " bytes at offset ",
          location.offset, " of a segment of ", segment.size());
   }
   return segment.data() + location.offset;
+}
+
+std::shared_ptr<const Segment> Peer::keep(SegmentId id) {
+  auto state = state_.lock();
+  const auto found = state->segments.find(id);
+  return found == state->segments.end() ? nullptr : found->second;
 }
 
 void Peer::send(const Frame& frame, std::span<const int> descriptors) {
@@ -124,7 +130,8 @@ void Peer::take_frame_on_loop(const Frame& frame) {
     Segment segment = Segment::adopt(std::move(descriptors_[0]), frame.bytes, Segment::Warm::kYes);
     descriptors_.clear();
     segment.close_descriptor();
-    state_.lock()->segments.try_emplace(frame.segment, std::move(segment));
+    state_.lock()->segments.try_emplace(frame.segment,
+                                        std::make_shared<const Segment>(std::move(segment)));
     state_.notify();
   } else if (frame.type == Frame::kDrop) {
     state_.lock()->segments.erase(frame.segment);

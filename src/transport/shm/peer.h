@@ -70,6 +70,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // kTimeout, kPeerLost, or kInvalidArgument if the range does not lie in the segment.
   std::byte* resolve(const Location& location, std::size_t bytes, const Deadline& deadline);
 
+  // Keeps a segment mapped although the peer drops it. nullptr if it is not here.
+  std::shared_ptr<const Segment> keep(SegmentId id);
+
   // Rings until the Alarm is destroyed; at once if the peer is lost already.
   void subscribe(const std::shared_ptr<Alarm>& alarm);
 
@@ -83,7 +86,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
  private:
   struct State {
-    std::map<SegmentId, Segment> segments;
+    std::map<SegmentId, std::shared_ptr<const Segment>> segments;
     std::vector<std::weak_ptr<Alarm>> alarms;
     std::optional<std::string> loss;
   };
