@@ -40,6 +40,8 @@ class Segment {
   std::size_t size() const { return size_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
   int fd() const { return fd_.get(); }
+  // The mapping stays; the segment cannot be passed on any more.
+  void close_descriptor() { fd_.reset(); }
 
   // Names the memory: two descriptors of one segment have equal keys.
   struct Key {

@@ -309,6 +309,15 @@ void Listener::close() noexcept {
 Listener::~Listener() {
   unlink();
   close();
+  unregister_fork_closed(hidden_.get());
+}
+
+std::string Listener::hide() {
+  hidden_.reset(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!hidden_) fail_errno("opening ", path_);
+  register_fork_closed(hidden_.get());
+  unlink();
+  return concat("/proc/", getpid(), "/fd/", hidden_.get());
 }
 
 void Listener::unlink() noexcept {

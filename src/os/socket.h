@@ -84,6 +84,10 @@ class Listener {
   Socket accept(const Deadline& deadline);
   // nullopt if nobody waits.
   std::optional<Socket> try_accept();
+  // Removes the path and returns another that this user's processes can connect to as long as the
+  // listener lives: a link in /proc to the unlinked socket. Nothing is left behind even if this
+  // process is killed.
+  std::string hide();
   // Removes the path (and the folder, if this object made it); connected sockets stay.
   void unlink() noexcept;
 
@@ -93,6 +97,7 @@ class Listener {
   void close() noexcept;
 
   UniqueFd fd_;
+  UniqueFd hidden_;  // O_PATH: holds the inode of the unlinked socket
   std::string path_;
   std::string made_folder_;  // empty: the folder was there before
   unsigned generation_;      // fork_generation() of the process that made it

@@ -109,7 +109,7 @@ Buffer reduce_as(const Reduction& r, std::span<const Buffer> sources) {
 
 template <class Code>
 Buffer reduce_small(const Format& format, const Reduction& r, std::span<const Buffer> sources) {
-  static std::vector<float> wide;
+  thread_local std::vector<float> wide;
   return each<Code>(sources, [&](std::span<const Code> codes) {
     wide.clear();
     for (const Code code : codes) wide.push_back(static_cast<float>(decode(format, code)));

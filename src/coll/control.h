@@ -1,0 +1,130 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "coll/types.h"
+#include "os/wait.h"
+#include "transport/shm/arena.h"
+
+namespace convoy::coll {
+
+enum class OpKind : std::uint8_t { kNone, kBarrier, kAllReduce, kBroadcast };
+std::string_view to_string(OpKind kind);
+
+// What all ranks must agree on for one operation: the fingerprint that every rank writes beside its
+// arrival and compares with every other rank's before any data is touched.
+struct Signature {
+  OpKind op = OpKind::kNone;
+  DataType type = DataType::kU8;
+  ReduceOp reduce = ReduceOp::kSum;
+  std::uint8_t reserved = 0;
+  std::uint32_t root = 0;
+  std::uint64_t count = 0;
+  std::uint64_t tag = 0;     // the caller's own, such as a hash of a layout
+  std::uint64_t factor = 0;  // bits of the factor of premul_sum
+
+  friend bool operator==(const Signature&, const Signature&) = default;
+  std::string to_string() const;
+};
+static_assert(sizeof(Signature) == 32);
+
+// The layout of the memory that all ranks of a group share. Written in units of cache lines; each
+// word says who writes it. Everything up to Layout::cleared_bytes() starts as zeros.
+inline constexpr std::size_t kLine = 64;
+inline constexpr int kMaxRanks = 64;
+inline constexpr std::size_t kInlineBytes = 24;
+inline constexpr std::size_t kCauseBytes = 480;
+
+// Why the group is broken. The first rank that finds a reason claims `state` (0 -> 1, acq_rel),
+// writes, and sets 2 (release). A rank that dies while writing leaves 1: readers then say less.
+struct Cause {
+  std::atomic<std::uint32_t> state{0};
+  std::uint32_t kind = 0;
+  std::int32_t reporter = 0;
+  std::uint32_t length = 0;
+  std::array<char, kCauseBytes> text{};
+};
+
+struct alignas(kLine) GroupHead {
+  // Sleepers wait here, whatever they wait for; who makes a wait succeed rings it.
+  alignas(kLine) WaitWord bell;
+  // The first operation that failed for good; 0: the group is sound. Lowered only (CAS), by any
+  // rank.
+  alignas(kLine) std::atomic<std::uint64_t> failed{0};
+  // Ranks that have left (fetch_add after `left` is set, before the bell rings).
+  std::atomic<std::uint32_t> departures{0};
+  // Nanoseconds of a round trip between cores, measured by rank 0; 0: not yet. Only advice:
+  // relaxed.
+  std::atomic<std::uint32_t> core_distance{0};
+  // (operation number mod 2^32) << 32 | chunks claimed, or finished, of that operation. CAS and
+  // fetch_add (acq_rel) by every rank that works on it.
+  alignas(kLine) std::atomic<std::uint64_t> claimed{0};
+  alignas(kLine) std::atomic<std::uint64_t> finished{0};
+  alignas(kLine) Cause cause;
+};
+
+// Where a rank's data is for one operation. Two of them alternate: an operation's slot is written
+// again two operations later, and a rank gets there only after every other rank has arrived at the
+// operation between, that is, has done with this one.
+struct alignas(kLine) Slot {
+  std::atomic<std::uint64_t> arrived{0};  // operation number; release by the owner, written last
+  Signature signature;
+  std::array<std::byte, kInlineBytes> small{};  // the data itself if it fits
+  // Second line: only read for large operations.
+  alignas(kLine) shm::Location input;  // segment 0: private memory
+  shm::Location output;
+};
+static_assert(sizeof(Slot) == 2 * kLine);
+
+struct alignas(kLine) RankHead {
+  std::array<Slot, 2> slots;
+  // Counts the steps inside operations; never falls. Release by the owner.
+  alignas(kLine) std::atomic<std::uint64_t> step{0};
+  // Of the operation whose chunks the owner is taking, from before its first claim until after its
+  // last: (number << 1) | 1 while it takes, number << 1 afterwards. Release by the owner.
+  std::atomic<std::uint64_t> taking{0};
+  // The owner has left the group (1 + last completed operation); 0: it is a member.
+  alignas(kLine) std::atomic<std::uint64_t> left{0};
+  // The owner touches the shared memory no more: its last write to it.
+  std::atomic<std::uint64_t> departed{0};
+  // The owner has noticed that the group is broken and touches no peer's memory any more.
+  std::atomic<std::uint64_t> gave_up{0};
+};
+
+// Sizes and places, computed alike by every rank.
+class Layout {
+ public:
+  explicit Layout(int ranks);
+
+  int ranks() const { return ranks_; }
+  std::size_t eager_bytes() const { return eager_; }  // of one slot's payload
+  std::size_t slice_bytes() const { return slice_; }  // of one rank's part of a staged round
+  std::size_t stage_bytes() const { return stage_; }  // of one staging buffer
+  std::size_t cleared_bytes() const { return heads_end(); }
+  std::size_t total_bytes() const;
+
+  GroupHead& group(std::byte* base) const;
+  RankHead& rank(std::byte* base, int rank) const;
+  std::byte* payload(std::byte* base, int rank, std::uint64_t number) const;
+  // Data of `rank` on its way to the ranks that reduce it; `round` picks one of two buffers.
+  std::byte* stage(std::byte* base, int rank, std::uint64_t round) const;
+  // What `rank` has reduced, on its way to the others.
+  std::byte* result(std::byte* base, int rank, std::uint64_t round) const;
+
+ private:
+  std::size_t heads_end() const;
+  std::size_t rank_bytes() const { return 2 * (eager_ + stage_ + slice_); }
+  std::byte* data(std::byte* base, int rank) const;
+
+  int ranks_;
+  std::size_t eager_;
+  std::size_t slice_;
+  std::size_t stage_;
+};
+
+}  // namespace convoy::coll

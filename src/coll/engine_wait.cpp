@@ -1,0 +1,189 @@
+#include "coll/engine_wait.h"
+
+#include <cstring>
+
+#include "base/error.h"
+#include "os/process.h"
+
+namespace convoy::coll {
+namespace {
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += concat(i == 0 ? "" : ", ", ranks[i]);
+  return text;
+}
+
+std::string describe_state(char state) {
+  switch (state) {
+    case 'T': return "is stopped (SIGSTOP, or Ctrl-Z; continue it with SIGCONT)";
+    case 't': return "is stopped by a debugger";
+    case 'D': return "is blocked in the kernel (a disk or network file system?)";
+    case 'Z':
+    case 'X': return "has ended";
+    case 'R': return "is running, but has not called";
+    default: return "is alive, but has not called";
+  }
+}
+
+}  // namespace
+
+void Engine::Bell::ring() noexcept {
+  rung.store(true, std::memory_order_seq_cst);
+  const std::lock_guard lock(mutex);
+  if (!bell) return;
+  bell->value.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(bell->value);
+}
+
+void Engine::ring_sleepers() noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  WaitWord& bell = group().bell;
+  if (bell.sleepers.load(std::memory_order_relaxed) == 0) return;
+  bell.value.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(bell.value);
+}
+
+bool Engine::troubled() const {
+  return bell_->rung.load(std::memory_order_acquire) ||
+         group().failed.load(std::memory_order_acquire) != 0 ||
+         group().departures.load(std::memory_order_acquire) != 0 ||
+         closing_.load(std::memory_order_acquire);
+}
+
+bool Engine::broken() const { return group().failed.load(std::memory_order_acquire) != 0; }
+
+bool Engine::gone(int rank, std::uint64_t number) const {
+  if (rank == rank_) return false;
+  const std::uint64_t left = head(rank).left.load(std::memory_order_acquire);
+  return (left != 0 && left - 1 < number) || mesh_->loss(rank).has_value();
+}
+
+std::string Engine::describe_gone(int rank) const {
+  const auto& process = mesh_->process(rank);
+  const std::uint64_t left = head(rank).left.load(std::memory_order_acquire);
+  if (left != 0) {
+    return concat("rank ", rank, " (pid ", process.pid, ") left the group after #", left - 1,
+                  " and will not take part");
+  }
+  return concat("rank ", rank, " (pid ", process.pid, ", host ", process.host, ") ",
+                mesh_->loss(rank).value_or("is gone"));
+}
+
+std::string Engine::prefix(const Running& running) const {
+  return concat(to_string(running.call->signature.op), " #", running.number, ", group \"", name_,
+                "\", rank ", rank_, " of ", size_, ": ");
+}
+
+// Throws if this operation, or one before it, has failed on any rank.
+void Engine::check_failed(const Running& running) {
+  if (closing_.load(std::memory_order_acquire)) {
+    fail(ErrorKind::kPeerLost, prefix(running), "the group was closed on this rank meanwhile");
+  }
+  const std::uint64_t failed = group().failed.load(std::memory_order_acquire);
+  if (failed == 0 || failed > running.number) return;
+  head(rank_).gave_up.store(1, std::memory_order_release);
+  const auto [kind, cause] = recorded_cause();
+  std::string text = prefix(running) + cause;
+  if (failed < running.number) {
+    text += concat("; the group is broken since #", failed, ": make a new one");
+  }
+  throw Error(kind, text);
+}
+
+std::pair<ErrorKind, std::string> Engine::recorded_cause() const {
+  const Cause& cause = group().cause;
+  // The writer needs a moment, unless it was killed in it.
+  const auto limit = Deadline::after(std::chrono::milliseconds(100));
+  while (cause.state.load(std::memory_order_acquire) == 1 && !limit.expired()) yield_cpu();
+  if (cause.state.load(std::memory_order_acquire) != 2) {
+    return {ErrorKind::kPeerLost, "another rank failed and could not say why; read its log"};
+  }
+  const auto length = std::min<std::size_t>(cause.length, kCauseBytes);
+  const auto kind = std::min<std::uint32_t>(cause.kind, static_cast<int>(ErrorKind::kInternal));
+  return {static_cast<ErrorKind>(kind), std::string(cause.text.data(), length)};
+}
+
+void Engine::record_failure(std::uint64_t number, ErrorKind kind,
+                            const std::string& text) noexcept {
+  Cause& cause = group().cause;
+  std::uint32_t empty = 0;
+  if (cause.state.compare_exchange_strong(empty, 1, std::memory_order_acq_rel)) {
+    cause.kind = static_cast<std::uint32_t>(kind);
+    cause.reporter = rank_;
+    cause.length = static_cast<std::uint32_t>(std::min(text.size(), kCauseBytes));
+    std::memcpy(cause.text.data(), text.data(), cause.length);
+    cause.state.store(2, std::memory_order_release);
+  }
+  std::uint64_t seen = group().failed.load(std::memory_order_acquire);
+  while ((seen == 0 || seen > number) &&
+         !group().failed.compare_exchange_weak(seen, number, std::memory_order_acq_rel)) {
+  }
+  head(rank_).gave_up.store(1, std::memory_order_release);
+  group().bell.value.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(group().bell.value);
+}
+
+void Engine::fail_run(const Running& running, ErrorKind kind, const std::string& cause) {
+  record_failure(running.number, kind, cause);
+  // Says the recorded cause, which may be another rank's: every rank tells the same story.
+  const auto [first_kind, first_cause] = recorded_cause();
+  throw Error(first_kind, prefix(running) + first_cause);
+}
+
+// A peer that has not noticed yet may still write into this rank's buffers: the memory is not used
+// for anything else before every living rank has given up.
+void Engine::quarantine_buffers(const Running& running) {
+  const auto released = [peers = mesh_->peers(), mapping = mesh_->control_mapping(),
+                         layout = layout_, base = base_] {
+    for (std::size_t r = 0; r < peers.size(); ++r) {
+      const auto& theirs = layout.rank(base, static_cast<int>(r));
+      const bool dead = peers[r] && peers[r]->lost();
+      if (!dead && theirs.gave_up.load(std::memory_order_acquire) == 0 &&
+          theirs.departed.load(std::memory_order_acquire) == 0) {
+        return false;
+      }
+    }
+    return true;
+  };
+  auto& fabric = shm::Fabric::instance();
+  for (const void* buffer : {static_cast<const void*>(running.call->input),
+                             static_cast<const void*>(running.call->output)}) {
+    if (!buffer) continue;
+    const auto location = fabric.locate(buffer, running.call->bytes());
+    if (location) fabric.quarantine(location, released);
+  }
+}
+
+void Engine::fail_peer(const Running& running, int rank) {
+  std::vector<int> waiting;
+  for (int r = 0; r < size_; ++r) {
+    if (slot(r, running.number).arrived.load(std::memory_order_acquire) >= running.number &&
+        !gone(r, running.number)) {
+      waiting.push_back(r);
+    }
+  }
+  fail_run(running, ErrorKind::kPeerLost,
+           concat(describe_gone(rank), "; ", list(waiting), " waited in #", running.number,
+                  "; last completed #", running.number - 1, "; read rank ", rank, "'s log first"));
+}
+
+void Engine::fail_late(const Running& running, const std::vector<int>& late) {
+  std::string text = "timed out";
+  for (const int r : late) {
+    const auto& process = mesh_->process(r);
+    const auto state = process_state(process.pid);
+    const bool arrived =
+        slot(r, running.number).arrived.load(std::memory_order_acquire) >= running.number;
+    text += concat("; rank ", r, " (pid ", process.pid, ") ");
+    if (mesh_->is_self(r) || !state || *state == 'R' || *state == 'S') {
+      text += arrived ? "arrived, but did not finish" : "has not called it";
+    } else {
+      text += describe_state(*state);
+    }
+  }
+  text += concat("; last completed #", running.number - 1);
+  fail_run(running, ErrorKind::kTimeout, text);
+}
+
+}  // namespace convoy::coll

@@ -1,0 +1,76 @@
+#pragma once
+
+// The waiting of Engine: included by the files that implement it.
+
+#include "coll/engine.h"
+
+namespace convoy::coll {
+
+template <class Ready, class Blocker, class Lagging>
+void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging lagging) {
+  // A failed wait looks at the flags once more after the reason to fail is known: what a dead rank
+  // had set before it died counts, so all survivors see the same operations complete.
+  const auto give_up_if_hopeless = [&]() -> bool {
+    if (!troubled()) return false;
+    const int culprit = blocker();
+    if (ready()) return true;
+    check_failed(running);
+    if (culprit >= 0) fail_peer(running, culprit);
+    return false;
+  };
+  for (int i = 0; i < policy_.spins; ++i) {
+    if (ready()) return;
+    cpu_relax();
+    if ((i & 63) == 63 && give_up_if_hopeless()) return;
+  }
+  for (int i = 0; i < policy_.yields; ++i) {
+    if (ready()) return;
+    if (give_up_if_hopeless()) return;
+    yield_cpu();
+  }
+  WaitWord& bell = group().bell;
+  for (;;) {
+    // Announce first, look again, then sleep: whoever makes ready() true after this look sees the
+    // announcement. Both sides have a seq_cst fence between their write and their look.
+    bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
+    const bool done = ready();
+    bool in_time = true;
+    if (!done) {
+      // Trouble that does not concern this wait keeps it awake: the next look may be the last.
+      in_time = troubled() ? !call_deadline(running).expired()
+                           : futex_wait(bell.value, seen, call_deadline(running));
+    }
+    bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (done || ready() || give_up_if_hopeless()) return;
+    if (!in_time) fail_late(running, lagging());
+    if (troubled()) yield_cpu();
+  }
+}
+
+template <class Flag>
+void Engine::wait_all(const Running& running, Flag flag) {
+  const auto ready = [&] {
+    for (int r = 0; r < size_; ++r) {
+      if (!flag(r)) return false;
+    }
+    return true;
+  };
+  const auto blocker = [&] {
+    for (int r = 0; r < size_; ++r) {
+      if (!flag(r) && gone(r, running.number) && !flag(r)) return r;
+    }
+    return -1;
+  };
+  const auto lagging = [&] {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r) {
+      if (!flag(r)) ranks.push_back(r);
+    }
+    return ranks;
+  };
+  wait(running, ready, blocker, lagging);
+}
+
+}  // namespace convoy::coll

@@ -1,0 +1,360 @@
+#include "coll/group.h"
+
+#include <bit>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/loop.h"
+#include "coll/engine.h"
+
+namespace convoy::coll {
+
+// Keeps the order. An operation gets its number when it is issued; it runs when all before it have:
+// on the progress thread, or on a thread that waits for it, whichever is there first.
+class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
+ public:
+  Impl(Store& store, int rank, int size, const GroupOptions& options)
+      : timeout_(options.timeout),
+        engine_(store, rank, size,
+                {.name = options.name,
+                 .threads = options.threads,
+                 .deadline = Deadline::after(options.timeout)}) {}
+
+  Engine& engine() { return engine_; }
+
+  Deadline deadline(std::chrono::nanoseconds timeout) const {
+    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout);
+  }
+
+  void run(const Call& call);
+  std::shared_ptr<Work::Operation> issue(const Call& call, Callback done);
+  bool wait(Work::Operation& operation, const Deadline& deadline);
+  bool is_done(const Work::Operation& operation);
+  void close();
+  std::string describe() const {
+    return concat("group \"", engine_.name(), "\", rank ", engine_.rank(), " of ", engine_.size());
+  }
+
+ private:
+  void check_open() const;
+  void progress();
+  void finish(Work::Operation& operation, std::exception_ptr error);
+  void run_next(std::unique_lock<std::mutex>& lock);
+  void release_turn();
+
+  const std::chrono::nanoseconds timeout_;
+  Engine engine_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  std::deque<std::shared_ptr<Work::Operation>> queue_;
+  std::uint64_t last_number_ = 0;
+  bool busy_ = false;  // some thread runs an operation
+  bool closed_ = false;
+  int waiting_ = 0;  // threads in changed_.wait
+  std::jthread progress_;
+};
+
+struct Work::Operation {
+  std::shared_ptr<Group::Impl> group;
+  Call call;
+  std::uint64_t number = 0;
+  Group::Callback callback;
+  // Guarded by the group's mutex:
+  bool done = false;
+  std::exception_ptr error;
+};
+
+void Group::Impl::check_open() const {
+  if (closed_) fail(ErrorKind::kInvalidArgument, describe(), " was closed");
+}
+
+// The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
+void Group::Impl::run(const Call& call) {
+  std::uint64_t number = 0;
+  {
+    std::unique_lock lock(mutex_);
+    check_open();
+    if (busy_ || !queue_.empty()) {
+      lock.unlock();
+      const auto operation = issue(call, nullptr);
+      wait(*operation, Deadline::never());  // the operation's own deadline ends it
+      return;
+    }
+    busy_ = true;
+    number = ++last_number_;
+  }
+  try {
+    engine_.run(call, number);
+  } catch (...) {
+    release_turn();
+    throw;
+  }
+  release_turn();
+}
+
+void Group::Impl::release_turn() {
+  bool someone = false;
+  {
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+    someone = waiting_ != 0;
+  }
+  if (someone) changed_.notify_all();
+}
+
+std::shared_ptr<Work::Operation> Group::Impl::issue(const Call& call, Callback done) {
+  auto operation = std::make_shared<Work::Operation>();
+  operation->group = shared_from_this();
+  operation->call = call;
+  operation->callback = std::move(done);
+  {
+    const std::lock_guard lock(mutex_);
+    check_open();
+    operation->number = ++last_number_;
+    queue_.push_back(operation);
+    if (!progress_.joinable()) {
+      progress_ = std::jthread([self = shared_from_this()] { self->progress(); });
+    }
+  }
+  changed_.notify_all();
+  return operation;
+}
+
+// Takes the first operation off the queue and runs it; `lock` is released meanwhile.
+void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
+  const auto operation = queue_.front();
+  queue_.pop_front();
+  busy_ = true;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    engine_.run(operation->call, operation->number);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  finish(*operation, error);
+  lock.lock();
+}
+
+// The turn passes on after the callback, so that callbacks come in order too.
+void Group::Impl::finish(Work::Operation& operation, std::exception_ptr error) {
+  Callback callback;
+  {
+    const std::lock_guard lock(mutex_);
+    operation.done = true;
+    operation.error = error;
+    callback = std::exchange(operation.callback, nullptr);
+  }
+  changed_.notify_all();
+  if (callback) callback(error);
+  release_turn();
+}
+
+bool Group::Impl::is_done(const Work::Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  return operation.done;
+}
+
+bool Group::Impl::wait(Work::Operation& operation, const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  const auto my_turn = [&] {
+    return !busy_ && !queue_.empty() && queue_.front().get() == &operation;
+  };
+  while (!operation.done) {
+    // With a deadline of the caller's own it must not be caught inside the operation.
+    if (deadline.is_never() && my_turn()) {
+      run_next(lock);
+      continue;
+    }
+    ++waiting_;
+    const auto stop = [&] { return operation.done || (deadline.is_never() && my_turn()); };
+    if (deadline.is_never()) {
+      changed_.wait(lock, stop);
+    } else {
+      changed_.wait_until(lock, deadline.when(), stop);
+    }
+    --waiting_;
+    if (!operation.done && deadline.expired()) return false;
+  }
+  if (operation.error) std::rethrow_exception(operation.error);
+  return true;
+}
+
+void Group::Impl::progress() {
+  set_thread_name("convoy-progress");
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ++waiting_;
+    changed_.wait(lock, [&] { return (!busy_ && !queue_.empty()) || (closed_ && queue_.empty()); });
+    --waiting_;
+    if (queue_.empty()) return;
+    run_next(lock);
+  }
+}
+
+void Group::Impl::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  // What runs fails now; what is queued fails when its turn comes, on the progress thread.
+  engine_.close();
+  changed_.notify_all();
+  if (!progress_.joinable()) return;
+  if (progress_.get_id() == std::this_thread::get_id()) {
+    progress_.detach();  // a callback destroys the group: the thread keeps what it needs and ends
+  } else {
+    progress_.join();
+  }
+}
+
+namespace {
+
+void check_buffers(const Group& group, const char* op, const void* input, const void* output,
+                   std::size_t count, DataType type, bool reads_input) {
+  const auto where = [&] {
+    return concat(op, " of ", count, " x ", to_string(type), ", group \"", group.name(),
+                  "\", rank ", group.rank(), " of ", group.size(), ": ");
+  };
+  const std::size_t size = size_of(type);
+  if (count > SIZE_MAX / 2 / size) {
+    fail(ErrorKind::kInvalidArgument, where(), "the count is too large");
+  }
+  const std::size_t bytes = count * size;
+  if (bytes == 0) return;
+  if (!output || (reads_input && !input)) {
+    fail(ErrorKind::kInvalidArgument, where(), "the ", output ? "input" : "output", " is null");
+  }
+  if (!reads_input || input == output) return;
+  const auto* a = static_cast<const std::byte*>(input);
+  const auto* b = static_cast<const std::byte*>(output);
+  if (std::less<>()(a, b + bytes) && std::less<>()(b, a + bytes)) {
+    fail(ErrorKind::kInvalidArgument, where(),
+         "input and output overlap; they must be the same buffer or apart");
+  }
+}
+
+const std::byte* bytes_of(const void* memory) { return static_cast<const std::byte*>(memory); }
+std::byte* bytes_of(void* memory) { return static_cast<std::byte*>(memory); }
+
+Call reduce_call(const Group& group, const void* input, void* output, std::size_t count,
+                 DataType type, const ReduceOptions& options) {
+  check_reduction(type, options.op);
+  check_buffers(group, "all_reduce", input, output, count, type, true);
+  Call call;
+  call.signature = {.op = OpKind::kAllReduce,
+                    .type = type,
+                    .reduce = options.op,
+                    .count = count,
+                    .tag = options.tag,
+                    .factor = std::bit_cast<std::uint64_t>(options.factor)};
+  call.input = bytes_of(input);
+  call.output = bytes_of(output);
+  return call;
+}
+
+Call broadcast_call(const Group& group, const void* input, void* output, std::size_t count,
+                    DataType type, int root, const CallOptions& options) {
+  if (root < 0 || root >= group.size()) {
+    fail(ErrorKind::kInvalidArgument, "broadcast, group \"", group.name(), "\", rank ",
+         group.rank(), " of ", group.size(), ": there is no root ", root);
+  }
+  check_buffers(group, "broadcast", input, output, count, type, group.rank() == root);
+  Call call;
+  call.signature = {.op = OpKind::kBroadcast,
+                    .type = type,
+                    .root = static_cast<std::uint32_t>(root),
+                    .count = count,
+                    .tag = options.tag};
+  call.input = group.rank() == root ? bytes_of(input) : nullptr;
+  call.output = bytes_of(output);
+  return call;
+}
+
+Call barrier_call(const CallOptions& options) {
+  Call call;
+  call.signature = {.op = OpKind::kBarrier, .tag = options.tag};
+  return call;
+}
+
+}  // namespace
+
+std::shared_ptr<Group> Group::create(std::shared_ptr<Store> store, int rank, int size,
+                                     const GroupOptions& options) {
+  if (!store) fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": no store");
+  if (options.threads < 1 || options.threads > 64) {
+    fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": ", options.threads,
+         " threads; 1 to 64 are possible");
+  }
+  return std::shared_ptr<Group>(new Group(std::make_shared<Impl>(*store, rank, size, options)));
+}
+
+Group::~Group() { impl_->close(); }
+
+int Group::rank() const { return impl_->engine().rank(); }
+int Group::size() const { return impl_->engine().size(); }
+const std::string& Group::name() const { return impl_->engine().name(); }
+
+void Group::all_reduce(const void* input, void* output, std::size_t count, DataType type,
+                       const ReduceOptions& options) {
+  Call call = reduce_call(*this, input, output, count, type, options);
+  call.deadline = impl_->deadline(options.timeout);
+  impl_->run(call);
+}
+
+void Group::broadcast(const void* input, void* output, std::size_t count, DataType type, int root,
+                      const CallOptions& options) {
+  Call call = broadcast_call(*this, input, output, count, type, root, options);
+  call.deadline = impl_->deadline(options.timeout);
+  impl_->run(call);
+}
+
+void Group::barrier(const CallOptions& options) {
+  Call call = barrier_call(options);
+  call.deadline = impl_->deadline(options.timeout);
+  impl_->run(call);
+}
+
+Work Group::all_reduce_async(const void* input, void* output, std::size_t count, DataType type,
+                             const ReduceOptions& options, Callback done) {
+  Call call = reduce_call(*this, input, output, count, type, options);
+  call.deadline = impl_->deadline(options.timeout);
+  return Work(impl_->issue(call, std::move(done)));
+}
+
+Work Group::broadcast_async(const void* input, void* output, std::size_t count, DataType type,
+                            int root, const CallOptions& options, Callback done) {
+  Call call = broadcast_call(*this, input, output, count, type, root, options);
+  call.deadline = impl_->deadline(options.timeout);
+  return Work(impl_->issue(call, std::move(done)));
+}
+
+Work Group::barrier_async(const CallOptions& options, Callback done) {
+  Call call = barrier_call(options);
+  call.deadline = impl_->deadline(options.timeout);
+  return Work(impl_->issue(call, std::move(done)));
+}
+
+shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().allocate(bytes); }
+void Group::abort(const std::string& why) { impl_->engine().abort(why); }
+void Group::close() { impl_->close(); }
+bool Group::broken() const { return impl_->engine().broken(); }
+std::uint64_t Group::last_completed() const { return impl_->engine().last_completed(); }
+
+std::uint64_t Work::number() const { return operation_->number; }
+
+bool Work::done() const { return operation_->group->is_done(*operation_); }
+
+bool Work::wait(std::chrono::nanoseconds timeout) {
+  return operation_->group->wait(*operation_, Deadline::after(timeout));
+}
+
+void Work::wait() { operation_->group->wait(*operation_, Deadline::never()); }
+
+}  // namespace convoy::coll

@@ -1,0 +1,49 @@
+#include "coll/workers.h"
+
+#include "base/loop.h"
+
+namespace convoy::coll {
+namespace {
+
+constexpr std::uint32_t kStop = 0xffffffff;
+
+}  // namespace
+
+Workers::~Workers() {
+  if (!helpers_.empty()) round_.store_and_wake(kStop);
+}
+
+void Workers::start() {
+  for (int i = 1; i < threads_; ++i) {
+    helpers_.emplace_back([this, i] { work(i); });
+  }
+}
+
+void Workers::work(int index) {
+  set_thread_name("convoy-reduce");
+  for (std::uint32_t seen = 0;;) {
+    wait_until(round_, WaitPolicy{}, Deadline::never(),
+               [seen](std::uint32_t round) { return round != seen; });
+    seen = round_.value.load(std::memory_order_acquire);
+    if (seen == kStop) return;
+    (*part_)(index);
+    done_.value.fetch_add(1, std::memory_order_seq_cst);
+    done_.wake();
+  }
+}
+
+void Workers::run(const std::function<void(int)>& part) {
+  if (threads_ == 1) return part(0);
+  if (helpers_.empty()) start();
+  part_ = &part;
+  done_.value.store(0, std::memory_order_relaxed);
+  // kStop is never reached by counting: skip it.
+  const std::uint32_t next = round_.value.load(std::memory_order_relaxed) + 1;
+  round_.store_and_wake(next == kStop ? 1 : next);
+  part(0);
+  const auto helpers = static_cast<std::uint32_t>(threads_ - 1);
+  wait_until(done_, WaitPolicy{}, Deadline::never(),
+             [helpers](std::uint32_t done) { return done == helpers; });
+}
+
+}  // namespace convoy::coll

@@ -1,0 +1,345 @@
+#include "transport/shm/fabric.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "os/file.h"
+#include "os/fork_guard.h"
+#include "os/machine.h"
+
+namespace convoy::shm {
+namespace {
+
+// Left to the rest of the machine when the arena grows.
+constexpr std::uint64_t kMemoryReserve = std::uint64_t{256} << 20;
+// For a stranger that connects and says nothing.
+constexpr auto kHelloTimeout = std::chrono::seconds(10);
+
+std::uint64_t machine_headroom() {
+  const std::uint64_t left = memory_state().headroom();
+  return left - std::min(left, kMemoryReserve);
+}
+
+[[noreturn]] void fail_gone(const ProcessInfo& info) {
+  fail(ErrorKind::kPeerLost, "pid ", info.pid, " ended while its group was being made");
+}
+
+bool overlaps(const Location& a, std::size_t a_bytes, const Location& b, std::size_t b_bytes) {
+  return a.segment == b.segment && a.offset < b.offset + b_bytes && b.offset < a.offset + a_bytes;
+}
+
+}  // namespace
+
+struct Fabric::Impl {
+  // Connections by process. A connector makes its entry before it connects, so that a second caller
+  // waits for the first one's connection.
+  struct Connections {
+    std::map<Id, std::shared_ptr<Peer>> peers;
+    std::set<Id> connecting;
+    std::map<Id, Socket> arrived;  // accepted, greeted, not yet asked for
+  };
+  struct Quarantine {
+    Location location;
+    std::function<bool()> released;
+  };
+  struct Memory {
+    std::optional<Arena> arena;
+    std::vector<Quarantine> quarantine;
+    std::map<std::pair<SegmentId, std::uint64_t>, std::size_t> sizes;  // of blocks in use
+    std::vector<Location> limbo;  // freed by their owners, still in quarantine
+  };
+
+  std::optional<Listener> listener;
+  // Locks are taken in this order: memory, then connections or headroom.
+  Guarded<Memory> memory;
+  Guarded<std::function<std::uint64_t()>> headroom{machine_headroom};
+  Guarded<Connections> connections;
+  struct Greeting {
+    Socket socket;
+    std::array<std::byte, sizeof(Frame)> bytes;
+    std::size_t got = 0;
+    Loop::TimerId timer = 0;
+  };
+  std::map<Loop::WatchId, Greeting> greetings;  // of the watch thread
+  LoopThread watch{"convoy-watch"};
+
+  void accept_on_loop();
+  void greet_on_loop(Loop::WatchId id);
+  void end_greeting_on_loop(Loop::WatchId id);
+  Socket open_connection(const ProcessInfo& self, const ProcessInfo& other,
+                         const Deadline& deadline);
+  void release_limbo(Memory& memory);
+  void reap_on_loop();
+};
+
+Fabric& Fabric::instance() {
+  // Leaked on purpose: peers may need this process's answers until it exits.
+  static Fabric* const fabric = new Fabric();
+  if (fork_generation() != fabric->generation_) {
+    fail(ErrorKind::kUnsupported,
+         "shared memory cannot be used in a forked child of a rank: threads and connections do not "
+         "survive fork; execute the program again (convoy::spawn, or fork before the first group)");
+  }
+  return *fabric;
+}
+
+Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>()) {
+  {
+    const TempFolder folder("convoy");
+    impl_->listener.emplace(folder.path(), "s");
+    self_.socket = impl_->listener->hide();
+  }
+  self_.id = Id::random();
+  self_.pid = getpid();
+  self_.start_time = process_start_time(self_.pid);
+  self_.boot = boot_id();
+  self_.host = host_name();
+  impl_->memory.lock()->arena.emplace(Arena::Hooks{
+      // All run under the memory lock, from Arena's methods.
+      .next_id = [next = SegmentId{1}]() mutable { return next++; },
+      .added =
+          [impl = impl_.get()](SegmentId id, const Segment& segment) {
+            for (const auto& [process, peer] : impl->connections.lock()->peers) {
+              peer->send_segment(id, segment);
+            }
+          },
+      .removed =
+          [impl = impl_.get()](SegmentId id) {
+            for (const auto& [process, peer] : impl->connections.lock()->peers) peer->send_drop(id);
+          },
+      .headroom = [impl = impl_.get()] { return (*impl->headroom.lock())(); }});
+  impl_->watch.call([this] {
+    impl_->watch.loop().watch(impl_->listener->fd(), EPOLLIN,
+                              [this](std::uint32_t) { impl_->accept_on_loop(); });
+  });
+}
+
+void Fabric::Impl::accept_on_loop() {
+  try {
+    while (auto socket = listener->try_accept()) {
+      socket->require_same_user();
+      const int fd = socket->fd();
+      auto id = std::make_shared<Loop::WatchId>();
+      *id = watch.loop().watch(fd, EPOLLIN, [this, id](std::uint32_t) { greet_on_loop(*id); });
+      auto& greeting = greetings[*id];
+      greeting.socket = std::move(*socket);
+      greeting.timer = watch.loop().call_at(Deadline::Clock::now() + kHelloTimeout,
+                                            [this, id] { end_greeting_on_loop(*id); });
+    }
+  } catch (const Error& error) {
+    log_warn("refused a connection: ", error.what());
+  }
+}
+
+void Fabric::Impl::end_greeting_on_loop(Loop::WatchId id) {
+  watch.loop().unwatch(id);
+  watch.loop().cancel(greetings.at(id).timer);
+  greetings.erase(id);
+}
+
+void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
+  Greeting& greeting = greetings.at(id);
+  try {
+    const auto got = greeting.socket.try_receive(std::span(greeting.bytes).subspan(greeting.got));
+    if (!got) return end_greeting_on_loop(id);
+    greeting.got += *got;
+    if (greeting.got < sizeof(Frame)) return;
+    Frame frame;
+    std::memcpy(&frame, greeting.bytes.data(), sizeof frame);
+    if (frame.magic == Frame::kMagic && frame.type == Frame::kHello) {
+      connections.lock()->arrived[frame.process] = std::move(greeting.socket);
+      connections.notify();
+    } else {
+      log_warn("closed a connection that did not greet");
+    }
+  } catch (const Error& error) {
+    log_warn("closed a connection: ", error.what());
+  }
+  end_greeting_on_loop(id);
+}
+
+// The process with the smaller id connects, the other waits to be connected to.
+Socket Fabric::Impl::open_connection(const ProcessInfo& self, const ProcessInfo& other,
+                                     const Deadline& deadline) {
+  if (self.id < other.id) {
+    Socket socket = Socket::connect(other.socket, deadline);
+    socket.require_same_user();
+    const Frame hello{.type = Frame::kHello, .process = self.id};
+    socket.send(std::as_bytes(std::span(&hello, 1)), deadline);
+    return socket;
+  }
+  auto state = connections.lock();
+  // In slices: a process that dies before it connects gives no event here.
+  for (;;) {
+    const auto slice = Deadline::after(std::chrono::milliseconds(50));
+    if (state.wait(std::min(slice, deadline), [&] { return state->arrived.contains(other.id); })) {
+      return std::move(state->arrived.extract(other.id).mapped());
+    }
+    if (process_start_time(other.pid) != other.start_time) fail_gone(other);
+    if (deadline.expired()) {
+      fail(ErrorKind::kTimeout, "pid ", other.pid, " did not connect by the deadline");
+    }
+  }
+}
+
+// On the loop, where no handler of a peer can be running: forgets the dead that nobody uses.
+void Fabric::Impl::reap_on_loop() {
+  std::vector<std::shared_ptr<Peer>> dead;
+  auto state = connections.lock();
+  for (auto i = state->peers.begin(); i != state->peers.end();) {
+    if (i->second->lost() && i->second.use_count() == 1) {
+      dead.push_back(std::move(i->second));
+      i = state->peers.erase(i);
+    } else {
+      ++i;
+    }
+  }
+  state.unlock();  // before the peers unmap their segments
+}
+
+std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& deadline) {
+  if (info.id == self_.id) return nullptr;
+  if (info.boot != self_.boot) {
+    fail(ErrorKind::kUnsupported, "pid ", info.pid, " runs on host ", info.host,
+         " and this process on ", self_.host, ": shared memory works within one host");
+  }
+  {
+    auto state = impl_->connections.lock();
+    if (!state.wait(deadline, [&] { return !state->connecting.contains(info.id); })) {
+      fail(ErrorKind::kTimeout, "connecting to pid ", info.pid, " took too long");
+    }
+    const auto found = state->peers.find(info.id);
+    if (found != state->peers.end()) return found->second;
+    state->connecting.insert(info.id);
+  }
+  const auto finish = [&](const std::shared_ptr<Peer>& peer) {
+    auto state = impl_->connections.lock();
+    state->connecting.erase(info.id);
+    if (peer) state->peers[info.id] = peer;
+    impl_->connections.notify();
+  };
+  try {
+    Socket socket = impl_->open_connection(self_, info, deadline);
+    UniqueFd pidfd = open_pidfd(info.pid);
+    if (!pidfd || process_start_time(info.pid) != info.start_time) fail_gone(info);
+    const auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
+    impl_->watch.loop().post([this, peer] {
+      peer->start_on_loop(impl_->watch.loop());
+      impl_->reap_on_loop();
+    });
+    // Under the memory lock: a segment added meanwhile is sent by this loop or by the hook.
+    auto memory = impl_->memory.lock();
+    memory->arena->for_each_segment(
+        [&](SegmentId id, const Segment& segment) { peer->send_segment(id, segment); });
+    finish(peer);
+    return peer;
+  } catch (...) {
+    finish(nullptr);
+    throw;
+  }
+}
+
+Block Fabric::allocate(std::size_t bytes) {
+  auto memory = impl_->memory.lock();
+  impl_->release_limbo(*memory);
+  const auto piece = memory->arena->allocate(bytes);
+  memory->sizes[{piece.location.segment, piece.location.offset}] = piece.size;
+  return {this, piece.data, piece.size, piece.location};
+}
+
+void Fabric::free(const Location& location) noexcept {
+  // In a forked child the memory is the parent's, and its lock may be held by a thread that is not
+  // here.
+  if (fork_generation() != generation_) return;
+  auto memory = impl_->memory.lock();
+  memory->limbo.push_back(location);
+  impl_->release_limbo(*memory);
+}
+
+void Fabric::Impl::release_limbo(Memory& state) {
+  std::erase_if(state.quarantine, [](const Quarantine& entry) { return entry.released(); });
+  std::erase_if(state.limbo, [&](const Location& location) {
+    const std::pair key{location.segment, location.offset};
+    const std::size_t size = state.sizes.at(key);
+    for (const auto& entry : state.quarantine) {
+      if (overlaps(location, size, entry.location, 1)) return false;
+    }
+    state.arena->free(location);
+    state.sizes.erase(key);
+    return true;
+  });
+}
+
+void Fabric::quarantine(const Location& location, std::function<bool()> released) {
+  impl_->memory.lock()->quarantine.push_back({location, std::move(released)});
+}
+
+Location Fabric::locate(const void* address, std::size_t bytes) {
+  return impl_->memory.lock()
+      ->arena->locate(static_cast<const std::byte*>(address), bytes)
+      .value_or(Location{});
+}
+
+std::byte* Fabric::resolve(const Location& location, std::size_t bytes) {
+  return impl_->memory.lock()->arena->resolve(location, bytes);
+}
+
+std::size_t Fabric::trim() {
+  auto memory = impl_->memory.lock();
+  impl_->release_limbo(*memory);
+  impl_->watch.loop().post([this] { impl_->reap_on_loop(); });
+  return memory->arena->trim();
+}
+
+Fabric::Stats Fabric::stats() {
+  auto memory = impl_->memory.lock();
+  impl_->release_limbo(*memory);
+  return {.mapped_bytes = memory->arena->mapped_bytes(),
+          .used_bytes = memory->arena->used_bytes(),
+          .quarantined_blocks = memory->limbo.size(),
+          .peers = impl_->connections.lock()->peers.size()};
+}
+
+std::vector<int> Fabric::descriptors() {
+  std::vector<int> found;
+  const auto add_all = [&](const auto&... fds) { (found.push_back(fds), ...); };
+  impl_->memory.lock()->arena->for_each_segment(
+      [&](SegmentId, const Segment& segment) { add_all(segment.fd()); });
+  for (const auto& [id, peer] : impl_->connections.lock()->peers) {
+    add_all(peer->descriptor(), peer->pidfd());
+  }
+  return found;
+}
+
+void Fabric::set_headroom_for_testing(std::function<std::uint64_t()> headroom) {
+  *impl_->headroom.lock() = headroom ? std::move(headroom) : machine_headroom;
+}
+
+Block::Block(Block&& other) noexcept
+    : owner_(other.owner_),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      location_(other.location_) {}
+
+Block& Block::operator=(Block&& other) noexcept {
+  if (this != &other) {
+    if (data_) owner_->free(location_);
+    owner_ = other.owner_;
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    location_ = other.location_;
+  }
+  return *this;
+}
+
+Block::~Block() {
+  if (data_) owner_->free(location_);
+}
+
+}  // namespace convoy::shm

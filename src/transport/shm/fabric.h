@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "transport/shm/peer.h"
+
+namespace convoy::shm {
+
+class Fabric;
+
+// A block of memory that peers see. Freed by the destructor, or later where a peer may still use it
+// (see Fabric::quarantine).
+class Block {
+ public:
+  Block() = default;
+  Block(Block&& other) noexcept;
+  Block& operator=(Block&& other) noexcept;
+  ~Block();
+
+  explicit operator bool() const { return data_ != nullptr; }
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  const Location& location() const { return location_; }
+
+ private:
+  friend class Fabric;
+  Block(Fabric* owner, std::byte* data, std::size_t size, const Location& location)
+      : owner_(owner), data_(data), size_(size), location_(location) {}
+
+  Fabric* owner_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  Location location_;
+};
+
+// The process-wide owner of shared memory, of the connections to other processes and of the one
+// thread that watches them. Made on first use and never destroyed, so that memory and peers stay
+// warm between groups. All methods may be called from any thread.
+class Fabric {
+ public:
+  // Throws kUnsupported in a forked child of a process that used it: threads and connections do not
+  // survive a fork.
+  static Fabric& instance();
+
+  const ProcessInfo& self() const { return self_; }
+
+  // The process described by `info`, connected. nullptr: this process itself. Both sides must call
+  // it. Throws kUnsupported if it runs on another host, kTimeout, kPeerLost.
+  std::shared_ptr<Peer> connect(const ProcessInfo& info, const Deadline& deadline);
+
+  // At least one byte; aligned to pages; not cleared. Throws kResource.
+  Block allocate(std::size_t bytes);
+  // Where [address, address + bytes) lies, if it is memory from allocate().
+  Location locate(const void* address, std::size_t bytes);
+  // The reverse, for this process's own memory; nullptr if it is not (any more).
+  std::byte* resolve(const Location& location, std::size_t bytes);
+
+  // Blocks that overlap the location are not handed out again before `released()` is true, even if
+  // they are freed: a peer may still write there. Asked at later allocations; must not block.
+  void quarantine(const Location& location, std::function<bool()> released);
+
+  // Gives unused segments back to the system; returns the bytes.
+  std::size_t trim();
+
+  struct Stats {
+    std::size_t mapped_bytes = 0;
+    std::size_t used_bytes = 0;
+    std::size_t quarantined_blocks = 0;
+    std::size_t peers = 0;
+  };
+  Stats stats();
+  // Every descriptor this object holds: for leak checks.
+  std::vector<int> descriptors();
+
+  // Tests: bytes by which shared memory may grow, asked instead of the machine. nullptr: back.
+  void set_headroom_for_testing(std::function<std::uint64_t()> headroom);
+
+ private:
+  friend class Block;
+  struct Impl;
+
+  Fabric();
+  void free(const Location& location) noexcept;
+
+  const unsigned generation_;  // fork_generation() of the process that made it
+  ProcessInfo self_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace convoy::shm

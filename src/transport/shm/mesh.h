@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "convoy/deadline.h"
+#include "convoy/store.h"
+#include "transport/shm/fabric.h"
+
+namespace convoy::shm {
+
+struct MeshOptions {
+  std::string name;               // of the group, for messages
+  std::size_t control_bytes = 0;  // of memory that all ranks share
+  std::size_t cleared_bytes = 0;  // how much of it, from its beginning, must start as zeros
+  Deadline deadline = Deadline::after(Store::kDefaultTimeout);
+};
+
+// The ranks of one group on one host, each connected to every other: a piece of memory that all
+// share (control), the memory each has from the Fabric, and who is alive. Ranks may be processes or
+// threads of one process. Thread-safe.
+class Mesh {
+ public:
+  // Collective. The ranks meet through `store`, whose keys must not have been used before
+  // (with_prefix). That they share a host is proved by a connection and by a word written into the
+  // shared memory, never taken from the environment. If one rank fails here, all fail with its
+  // error.
+  static std::shared_ptr<Mesh> create(Store& store, int rank, int size, const MeshOptions& options);
+  ~Mesh();
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+
+  std::span<std::byte> control() const { return control_; }
+  // Keeps the control memory mapped here after this object is gone; nullptr where this process
+  // itself owns it (see keep_control_until).
+  std::shared_ptr<const Segment> control_mapping() const { return control_mapping_; }
+  const ProcessInfo& process(int rank) const { return members_[at(rank)].info; }
+  bool is_self(int rank) const { return !members_[at(rank)].peer; }
+
+  // Why the rank's process is gone; nullopt while it lives.
+  std::optional<std::string> loss(int rank) const;
+  // Rung whenever a rank's process is gone.
+  void subscribe(const std::shared_ptr<Alarm>& alarm);
+
+  // A rank's shared memory in this process. Throws as Peer::resolve.
+  std::byte* resolve(int rank, const Location& location, std::size_t bytes,
+                     const Deadline& deadline) const;
+
+  // By rank; nullptr for ranks of this process. For those that ask about lives after this object.
+  std::vector<std::shared_ptr<Peer>> peers() const;
+
+  // The control memory is kept until `released()` although this object goes. Must not block, nor
+  // own this object.
+  void keep_control_until(std::function<bool()> released);
+
+ private:
+  struct Member {
+    ProcessInfo info;
+    std::shared_ptr<Peer> peer;  // nullptr: a rank of this process
+  };
+
+  Mesh(int rank, int size) : rank_(rank), members_(static_cast<std::size_t>(size)) {}
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  void join(Store& store, const MeshOptions& options);
+  void meet(Store& store, const MeshOptions& options);
+  void share_control(Store& store, const MeshOptions& options);
+
+  const int rank_;
+  std::vector<Member> members_;
+  Block control_block_;  // of rank 0 only
+  std::shared_ptr<const Segment> control_mapping_;
+  std::span<std::byte> control_;
+};
+
+}  // namespace convoy::shm

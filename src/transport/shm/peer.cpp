@@ -1,0 +1,177 @@
+#include "transport/shm/peer.h"
+
+#include <sys/epoll.h>
+
+#include <array>
+#include <cstring>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace convoy::shm {
+namespace {
+
+// A stopped process does not read; descriptors wait in the socket meanwhile, and few are sent.
+constexpr auto kSendTimeout = std::chrono::seconds(30);
+// A dying process closes its socket a moment before its pidfd tells how it ended.
+constexpr auto kExitGrace = std::chrono::milliseconds(200);
+
+}  // namespace
+
+std::string ProcessInfo::encode() const {
+  return concat(id.to_string(), " ", pid, " ", start_time, " ", boot, " ", host, " ", socket);
+}
+
+ProcessInfo ProcessInfo::decode(const std::string& text) {
+  std::istringstream in(text);
+  ProcessInfo info;
+  std::string id;
+  if (!(in >> id >> info.pid >> info.start_time >> info.boot >> info.host >> info.socket) ||
+      info.pid <= 0) {
+    fail(ErrorKind::kInvalidArgument, "the store holds no process description: '", text, "'");
+  }
+  info.id = Id::parse(id);
+  return info;
+}
+
+Peer::Peer(ProcessInfo info, Socket socket, UniqueFd pidfd)
+    : info_(std::move(info)), socket_(std::move(socket)), pidfd_(std::move(pidfd)) {}
+
+std::optional<std::string> Peer::loss() {
+  if (!lost()) return std::nullopt;
+  return state_.lock()->loss;
+}
+
+void Peer::subscribe(const std::shared_ptr<Alarm>& alarm) {
+  {
+    auto state = state_.lock();
+    std::erase_if(state->alarms, [](const auto& weak) { return weak.expired(); });
+    state->alarms.push_back(alarm);
+    if (!state->loss) return;
+  }
+  alarm->ring();
+}
+
+std::byte* Peer::resolve(const Location& location, std::size_t bytes, const Deadline& deadline) {
+  auto state = state_.lock();
+  const bool came = state.wait(deadline, [&] {
+    return state->segments.contains(location.segment) || state->loss.has_value();
+  });
+  const auto found = state->segments.find(location.segment);
+  if (found == state->segments.end()) {
+    if (came) fail(ErrorKind::kPeerLost, "pid ", info_.pid, " ", *state->loss);
+    fail(ErrorKind::kTimeout, "shared memory of pid ", info_.pid,
+         " did not arrive by the deadline");
+  }
+  const Segment& segment = *found->second;
+  if (location.offset > segment.size() || bytes > segment.size() - location.offset) {
+    fail(ErrorKind::kInvalidArgument, "pid ", info_.pid, " published ", bytes, " bytes at offset ",
+         location.offset, " of a segment of ", segment.size());
+  }
+  return segment.data() + location.offset;
+}
+
+std::shared_ptr<const Segment> Peer::keep(SegmentId id) {
+  auto state = state_.lock();
+  const auto found = state->segments.find(id);
+  return found == state->segments.end() ? nullptr : found->second;
+}
+
+void Peer::send(const Frame& frame, std::span<const int> descriptors) {
+  const std::lock_guard lock(send_mutex_);
+  try {
+    socket_.send(std::as_bytes(std::span(&frame, 1)), Deadline::after(kSendTimeout), descriptors);
+  } catch (const Error& error) {
+    // A peer that is gone needs nothing; the watch thread finds out by itself.
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+  }
+}
+
+void Peer::send_segment(SegmentId id, const Segment& segment) {
+  const int fd = segment.fd();
+  send({.type = Frame::kSegment, .segment = id, .bytes = segment.size()}, {&fd, 1});
+}
+
+void Peer::send_drop(SegmentId id) { send({.type = Frame::kDrop, .segment = id}, {}); }
+
+void Peer::start_on_loop(Loop& loop) {
+  loop_ = &loop;
+  socket_watch_ = loop.watch(socket_.fd(), EPOLLIN, [this](std::uint32_t) { receive_on_loop(); });
+  pid_watch_ = loop.watch(pidfd_.get(), EPOLLIN, [this](std::uint32_t) { exited_on_loop(); });
+}
+
+void Peer::receive_on_loop() {
+  try {
+    for (;;) {
+      std::array<std::byte, sizeof(Frame)> buffer;
+      const auto room = std::span(buffer).first(sizeof(Frame) - partial_.size());
+      const auto got = socket_.try_receive(room, &descriptors_);
+      if (!got) return closed_on_loop();
+      if (*got == 0) return;
+      partial_.insert(partial_.end(), buffer.begin(), buffer.begin() + static_cast<long>(*got));
+      if (partial_.size() < sizeof(Frame)) continue;
+      Frame frame;
+      std::memcpy(&frame, partial_.data(), sizeof frame);
+      partial_.clear();
+      take_frame_on_loop(frame);
+    }
+  } catch (const Error& error) {
+    lose_on_loop(concat("sent something unusable: ", error.what()));
+  }
+}
+
+void Peer::take_frame_on_loop(const Frame& frame) {
+  if (frame.magic != Frame::kMagic) fail(ErrorKind::kInvalidArgument, "bad magic");
+  if (frame.type == Frame::kSegment) {
+    if (descriptors_.size() != 1) {
+      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors with a segment");
+    }
+    Segment segment = Segment::adopt(std::move(descriptors_[0]), frame.bytes, Segment::Warm::kYes);
+    descriptors_.clear();
+    segment.close_descriptor();
+    state_.lock()->segments.try_emplace(frame.segment,
+                                        std::make_shared<const Segment>(std::move(segment)));
+    state_.notify();
+  } else if (frame.type == Frame::kDrop) {
+    state_.lock()->segments.erase(frame.segment);
+  } else {
+    fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
+  }
+}
+
+void Peer::exited_on_loop() {
+  const auto status = exit_status_of(info_.pid, pidfd_.get());
+  if (!status) return lose_on_loop("has ended (how is not known: see its launcher's report)");
+  if (status->signal != 0) return lose_on_loop("was killed by " + status->to_string());
+  lose_on_loop("exited with " + status->to_string());
+}
+
+void Peer::closed_on_loop() {
+  loop_->unwatch(socket_watch_);
+  loop_->call_at(Deadline::Clock::now() + kExitGrace, [weak = weak_from_this()] {
+    const auto peer = weak.lock();
+    if (!peer || peer->lost()) return;
+    peer->lose_on_loop("closed its connection but still runs (did it call exec?)");
+  });
+}
+
+void Peer::lose_on_loop(const std::string& why) {
+  loop_->unwatch(socket_watch_);
+  loop_->unwatch(pid_watch_);
+  std::vector<std::weak_ptr<Alarm>> alarms;
+  {
+    auto state = state_.lock();
+    if (state->loss) return;
+    state->loss = why;
+    alarms.swap(state->alarms);
+  }
+  lost_.store(true, std::memory_order_release);
+  state_.notify();
+  log_info("process ", info_.pid, " ", why);
+  for (const auto& weak : alarms) {
+    if (const auto alarm = weak.lock()) alarm->ring();
+  }
+}
+
+}  // namespace convoy::shm

@@ -1,0 +1,299 @@
+// A dead, late or leaving rank is an event: every other rank's pending and later operations fail,
+// naming it, long before any deadline.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "base/concat.h"
+#include "support.h"
+
+namespace convoy::coll::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::MatchesRegex;
+using Clock = std::chrono::steady_clock;
+
+// The operations' own deadline is far away: what fails sooner failed on the event.
+constexpr auto kFar = 50s;
+constexpr auto kEventLimit = 2s;
+
+enum class Phase { kBarrier, kSmall, kShared, kPrivate, kBroadcast, kAsync, kOutside };
+constexpr std::array kPhases = {Phase::kBarrier,   Phase::kSmall, Phase::kShared, Phase::kPrivate,
+                                Phase::kBroadcast, Phase::kAsync, Phase::kOutside};
+
+std::string_view name_of(Phase phase) {
+  constexpr std::array kNames = {"Barrier",   "Small", "Shared", "Private",
+                                 "Broadcast", "Async", "Outside"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+// One operation of the kind; big ones take long enough to be hit in the middle.
+void operate(Group& group, Phase phase, Region& shared, Region& priv) {
+  constexpr std::size_t kBig = std::size_t{1} << 20;
+  float small[4] = {};
+  switch (phase) {
+    case Phase::kBarrier:
+    case Phase::kOutside: return group.barrier();
+    case Phase::kSmall: return group.all_reduce(small, small, 4, DataType::kF32);
+    case Phase::kShared:
+      return group.all_reduce(shared.data(), shared.data(), kBig, DataType::kF32);
+    case Phase::kPrivate: return group.all_reduce(priv.data(), priv.data(), kBig, DataType::kF32);
+    case Phase::kBroadcast:
+      return group.broadcast(priv.data(), priv.data(), kBig, DataType::kF32, 1);
+    case Phase::kAsync:
+      group.all_reduce_async(priv.data(), priv.data(), kBig, DataType::kF32).wait();
+      return;
+  }
+}
+
+class KillTest : public testing::TestWithParam<std::tuple<Phase, int>> {};
+INSTANTIATE_TEST_SUITE_P(Phases, KillTest,
+                         testing::Combine(testing::ValuesIn(kPhases), testing::Values(0, 2)),
+                         [](const auto& test) {
+                           return concat(name_of(std::get<0>(test.param)), "Rank",
+                                         std::get<1>(test.param));
+                         });
+
+// Every rank loops over the operation; one is killed somewhere in it. Survivors must agree on the
+// last completed number.
+TEST_P(KillTest, SurvivorsAreToldWhoDied) {
+  const auto [phase, victim] = GetParam();
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([phase = phase, victim = victim](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    Region shared(*group, Place::kShared, std::size_t{4} << 20);
+    Region priv(*group, Place::kPrivate, std::size_t{4} << 20);
+    for (int i = 0; i < 5; ++i) operate(*group, phase, shared, priv);
+    r.mark("looping");
+    if (phase == Phase::kOutside && r.id() == victim) r.wait_for("never");
+    const std::string text = error_of([&] {
+      for (;;) operate(*group, phase, shared, priv);
+    });
+    const auto told = Clock::now();
+    EXPECT_THAT(text, AllOf(HasSubstr("peer lost"), HasSubstr("group \"world\""),
+                            HasSubstr(concat("rank ", victim, " (pid ")), HasSubstr("SIGKILL"),
+                            HasSubstr("last completed #")));
+    EXPECT_TRUE(group->broken());
+    r.store()->set(concat("last/", r.id()), std::to_string(group->last_completed()));
+    r.store()->set(concat("told/", r.id()), std::to_string(told.time_since_epoch().count()));
+    // Later operations fail at once, with the same cause.
+    const auto before = Clock::now();
+    EXPECT_THAT(error_of([&] { group->barrier(); }),
+                AllOf(HasSubstr(concat("rank ", victim, " (pid ")), HasSubstr("is broken since")));
+    EXPECT_LT(Clock::now() - before, kEventLimit);
+  });
+  ranks.wait_mark("looping");
+  const auto killed = Clock::now().time_since_epoch().count();
+  ranks.kill(victim, SIGKILL);
+  std::string last;
+  for (int r = 0; r < 4; ++r) {
+    if (r == victim) continue;
+    const std::string mine = ranks.store()->get(concat("last/", r), Deadline::after(20s));
+    if (last.empty()) last = mine;
+    EXPECT_EQ(mine, last) << "survivors disagree on what has completed";
+    const auto told = std::stoll(ranks.store()->get(concat("told/", r), Deadline::after(20s)));
+    EXPECT_LT(std::chrono::nanoseconds(told - killed), kEventLimit);
+  }
+  ranks.join();
+}
+
+// A forked child keeps a dead rank's descriptors and memory alive; it must not hide the death.
+TEST(GroupFaultTest, AForkedChildDoesNotHideADeath) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    group->barrier();
+    if (r.id() == 1) {
+      const pid_t child = fork();
+      if (child == 0) {
+        pause();
+        _exit(0);
+      }
+      r.store()->set("child", std::to_string(child));
+      r.mark("forked");
+      r.wait_for("never");
+    }
+    r.mark("forked");
+    EXPECT_THAT(error_of([&] { group->barrier(); }),
+                AllOf(HasSubstr("rank 1 (pid "), HasSubstr("SIGKILL")));
+    r.mark("told");
+  });
+  ranks.wait_mark("forked");
+  const pid_t child = std::stoi(ranks.store()->get("child"));
+  ranks.kill(1, SIGKILL);
+  ranks.wait_mark("told", 0);
+  ranks.wait_mark("told", 2);
+  ::kill(child, SIGKILL);
+  ranks.join();
+}
+
+TEST(GroupFaultTest, AForkedChildCannotUseTheGroup) {
+  RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
+    const auto group = make_group(r);
+    group->barrier();
+    const pid_t child = fork();
+    if (child == 0) {
+      bool refused = false;
+      try {
+        group->allocate(1);
+      } catch (const Error& error) {
+        refused = error.kind() == ErrorKind::kUnsupported;
+      }
+      _exit(refused ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    group->barrier();
+  });
+}
+
+TEST(GroupFaultTest, ARankThatExitsEarlyIsNamed) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    // Leaked: the process ends without the destructor.
+    auto* group = new std::shared_ptr<Group>(make_group(r, "world", {.timeout = kFar}));
+    (*group)->barrier();
+    if (r.id() == 2) {
+      r.store()->set("leaving", "");
+      _exit(7);
+    }
+    r.store()->get("leaving");
+    EXPECT_THAT(error_of([&] { (*group)->barrier(); }),
+                AllOf(HasSubstr("rank 2 (pid "), HasSubstr("exited with exit code 7"),
+                      HasSubstr("waited in #2"), HasSubstr("last completed #1")));
+    delete group;
+  });
+  const auto results = ranks.collect();
+  EXPECT_EQ(results[2].status.code, 7);
+  for (const int r : {0, 1}) {
+    EXPECT_FALSE(results[static_cast<std::size_t>(r)].failed())
+        << results[static_cast<std::size_t>(r)].output;
+  }
+}
+
+class GroupEndTest : public testing::TestWithParam<RankMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, GroupEndTest, convoy::test::rank_modes(),
+                         convoy::test::rank_mode_name);
+
+TEST_P(GroupEndTest, ARankThatLeavesIsNamed) {
+  RankGroup(3, GetParam()).run([](Rank& r) {
+    auto group = make_group(r, "world", {.timeout = kFar});
+    group->barrier();
+    if (r.id() == 1) {
+      group.reset();
+      return;
+    }
+    EXPECT_THAT(error_of([&] { group->barrier(); }),
+                AllOf(HasSubstr("rank 1 (pid "), HasSubstr("left the group after #1")));
+  });
+}
+
+TEST_P(GroupEndTest, AbortReachesEveryRank) {
+  RankGroup(3, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    group->barrier();
+    if (r.id() == 2) group->abort("the data set is broken");
+    EXPECT_THAT(error_of([&] { group->barrier(); }),
+                HasSubstr("rank 2 aborted the group: the data set is broken"));
+    EXPECT_TRUE(group->broken());
+  });
+}
+
+TEST_P(GroupEndTest, ClosingEndsWhatIsUnderWay) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    float value = 1;
+    if (r.id() == 0) {
+      std::vector<Work> works;
+      for (int i = 0; i < 5; ++i) {
+        works.push_back(group->all_reduce_async(&value, &value, 1, DataType::kF32));
+      }
+      group->close();
+      for (auto& work : works) {
+        EXPECT_TRUE(work.done());
+        EXPECT_THAT(error_of([&] { work.wait(); }), HasSubstr("closed"));
+      }
+      EXPECT_THAT(error_of([&] { group->barrier(); }), HasSubstr("was closed"));
+    }
+    r.barrier();
+    if (r.id() == 1) {
+      EXPECT_THAT(error_of([&] { group->all_reduce(&value, &value, 1, DataType::kF32); }),
+                  HasSubstr("rank 0"));
+    }
+  });
+}
+
+TEST_P(GroupEndTest, TheDeadlineNamesWhoIsLate) {
+  RankGroup(3, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    group->barrier();
+    if (r.id() == 1) {
+      r.store()->get("over", r.deadline());
+      return;
+    }
+    const auto start = Clock::now();
+    EXPECT_THAT(error_of([&] { group->barrier({.timeout = 200ms}); }),
+                AllOf(HasSubstr("timeout"), HasSubstr("barrier #2"), HasSubstr("timed out"),
+                      HasSubstr("rank 1 (pid "), HasSubstr("has not called it")));
+    EXPECT_GE(Clock::now() - start, 200ms);
+    if (r.store()->add("late", 1) == 2) r.store()->set("over", "");
+  });
+}
+
+TEST(GroupFaultTest, AStoppedRankIsCalledStopped) {
+  RankGroup ranks(2, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    group->barrier();
+    r.mark("ready");
+    r.wait_for("go");
+    if (r.id() == 1) return;
+    EXPECT_THAT(error_of([&] { group->barrier({.timeout = 300ms}); }),
+                AllOf(HasSubstr("timeout"), HasSubstr("rank 1 (pid "), HasSubstr("is stopped")));
+    r.mark("told");
+  });
+  ranks.wait_mark("ready");
+  ranks.stop(1);
+  ranks.post("go", 0);
+  ranks.wait_mark("told", 0);
+  ranks.resume(1);
+  ranks.post("go", 1);
+  ranks.join();
+}
+
+// Memory of a failed operation is not handed out again while a living peer may still write to it.
+TEST(GroupFaultTest, MemoryOfAFailedOperationIsKeptApart) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    const std::size_t bytes = std::size_t{2} << 20;
+    shm::Location location;
+    {
+      auto block = group->allocate(bytes);
+      location = block.location();
+      group->barrier();
+      r.mark("ready");
+      if (r.id() == 2) return r.wait_for("never");
+      EXPECT_THAT(
+          error_of([&] { group->all_reduce(block.data(), block.data(), bytes, DataType::kU8); }),
+          HasSubstr("rank 2"));
+    }
+    // Both survivors have given up (or will in a moment): the block comes back.
+    r.store()->barrier("survivors", 2, r.deadline());
+    EXPECT_EQ(shm::Fabric::instance().stats().quarantined_blocks, 0u);
+  });
+  ranks.wait_mark("ready");
+  ranks.kill(2, SIGKILL);
+  ranks.join();
+}
+
+}  // namespace
+}  // namespace convoy::coll::test
