@@ -81,9 +81,9 @@ class Listener {
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }
-  Socket accept(const Deadline& deadline);
+  Socket accept(const Deadline& deadline) const;
   // nullopt if nobody waits.
-  std::optional<Socket> try_accept();
+  std::optional<Socket> try_accept() const;
   // Removes the path (and the folder, if this object made it); connected sockets stay.
   void unlink() noexcept;
 
