@@ -34,8 +34,7 @@ struct SpawnOptions {
   std::vector<std::string> arguments;  // [0] is looked up in PATH unless it holds a slash
   std::optional<std::vector<std::string>> environment = {};  // "NAME=value"; nullopt: ours
   std::string working_folder = {};                           // empty: ours
-  // Descriptors the child gets besides 0, 1, 2, under the same numbers; everything else of ours is
-  // close-on-exec.
+  // Descriptors the child gets besides 0, 1, 2, under the same numbers; it gets no others.
   std::vector<int> inherited = {};
   int standard_input = -1;   // -1: /dev/null
   int standard_output = -1;  // -1: ours

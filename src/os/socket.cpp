@@ -328,7 +328,7 @@ void Listener::unlink() noexcept {
   path_.clear();
 }
 
-std::optional<Socket> Listener::try_accept() {
+std::optional<Socket> Listener::try_accept() const {
   const ForkPause pause;
   UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd) return Socket(std::move(fd));
@@ -336,7 +336,7 @@ std::optional<Socket> Listener::try_accept() {
   fail_errno("accepting on ", path_);
 }
 
-Socket Listener::accept(const Deadline& deadline) {
+Socket Listener::accept(const Deadline& deadline) const {
   for (;;) {
     if (auto socket = try_accept()) return std::move(*socket);
     if (!wait_ready(fd_.get(), POLLIN, deadline)) {

@@ -81,9 +81,9 @@ class Listener {
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }
-  Socket accept(const Deadline& deadline);
+  Socket accept(const Deadline& deadline) const;
   // nullopt if nobody waits.
-  std::optional<Socket> try_accept();
+  std::optional<Socket> try_accept() const;
   // Removes the path and returns another that this user's processes can connect to as long as the
   // listener lives: a link in /proc to the unlinked socket. Nothing is left behind even if this
   // process is killed.

@@ -128,6 +128,9 @@ void place_standard_descriptors(const Launch& launch) {
     if (sched_setaffinity(0, sizeof mask, &mask) < 0) report_and_exit(launch, Step::kCores);
   }
   place_standard_descriptors(launch);
+  // Also what others left open in us, and what we inherited ourselves. Linux before 5.11 cannot:
+  // then the child gets what is not close-on-exec.
+  close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   for (const int fd : options.inherited) {
     if (fcntl(fd, F_SETFD, 0) < 0) report_and_exit(launch, Step::kInherited, fd);
   }

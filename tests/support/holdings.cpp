@@ -163,12 +163,12 @@ std::vector<Holding> all_holdings(LeakScope scope) {
   add_mappings(found);
   add_threads(found);
   add_children(found);
+  if (const char* folder = std::getenv("TMPDIR"); folder && *folder) {
+    add_files(found, HoldingKind::kTempFile, folder);
+  }
   if (scope == LeakScope::kMachine) {
     add_strays(found);
     add_files(found, HoldingKind::kSharedFile, "/dev/shm");
-    if (const char* folder = std::getenv("TMPDIR"); folder && *folder) {
-      add_files(found, HoldingKind::kTempFile, folder);
-    }
   }
   return found;
 }

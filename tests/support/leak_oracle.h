@@ -35,8 +35,8 @@ struct Holding {
 };
 
 enum class LeakScope {
-  kProcess,  // what this process holds: for a rank, beside which other ranks run
-  kMachine,  // also files and stray processes
+  kProcess,  // what this process holds, and its TMPDIR: for a rank, beside which other ranks run
+  kMachine,  // also /dev/shm and stray processes
 };
 
 // Sorted. Leaves out what LeakOracle::ignore() names.

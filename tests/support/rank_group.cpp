@@ -163,6 +163,12 @@ std::vector<RankResult> RankGroup::join() {
   return results;
 }
 
+bool in_rank() { return is_rank_process(); }
+
+void run_in_process(const std::function<void()>& function) {
+  RankGroup(1, RankMode::kProcesses).run([&](Rank&) { function(); });
+}
+
 void report(const std::vector<RankResult>& results) {
   bool failed = false;
   for (std::size_t rank = 0; rank < results.size(); ++rank) {

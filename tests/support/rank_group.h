@@ -154,6 +154,13 @@ class RankGroup {
   std::unique_ptr<Runner> runner_;
 };
 
+// True in a rank's process, where the body runs only to reach the rank's group.
+bool in_rank();
+
+// Runs the function as a group of one process: for what would harm the test's own (resource limits,
+// fork, a change of user).
+void run_in_process(const std::function<void()>& function);
+
 // Gives the failures to the current test.
 void report(const std::vector<RankResult>& results);
 

@@ -271,6 +271,15 @@ TEST_P(RankGroupTest, LeakOfARankIsItsFailure) {
   EXPECT_TRUE(contains(results[0].failures[0].text, "left behind: descriptor"));
 }
 
+TEST_P(RankGroupTest, TemporaryFileOfARankIsALeak) {
+  if (GetParam() == RankMode::kThreads) return;  // the test's own oracle sees it
+  RankGroup group(1, GetParam(), {.environment = {"CONVOY_TEST_SETTLE_MS=50"}});
+  group.start([](Rank&) { write_file(concat(std::getenv("TMPDIR"), "/forgotten"), "x"); });
+  const auto results = group.collect();
+  ASSERT_EQ(results.at(0).failures.size(), 1u);
+  EXPECT_TRUE(contains(results[0].failures[0].text, "left behind: temporary file"));
+}
+
 TEST(RankThreadsTest, ShareOneMemory) {
   std::atomic<int> sum = 0;
   RankGroup(4, RankMode::kThreads).run([&](Rank& r) { sum += r.id(); });

@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <memory>
 #include <thread>
 
 #include "base/error.h"
 #include "base/loop.h"
+#include "os/file.h"
 #include "os/socket.h"
 #include "store/server.h"
 #include "store/socket_store.h"
@@ -24,14 +27,20 @@ namespace {
 constexpr std::size_t kMaxOutput = std::size_t{256} << 10;
 constexpr std::chrono::seconds kDumpTime(1);
 
-// The environment of this process without what would make GoogleTest in a rank behave differently.
-std::vector<std::string> rank_environment(const std::vector<std::string>& more) {
+// The environment of this process with `changes` (later ones win), and without what would make
+// GoogleTest in a rank behave differently.
+std::vector<std::string> rank_environment(const std::vector<std::string>& changes) {
+  std::map<std::string, std::string> variables;
+  const auto set = [&](const std::string& text) {
+    const auto equals = text.find('=');
+    variables[text.substr(0, equals)] = text;
+  };
+  for (char** entry = environ; *entry; ++entry) set(*entry);
+  for (const auto& change : changes) set(change);
   std::vector<std::string> environment;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string_view text = *entry;
-    if (!text.starts_with("GTEST_") && !text.starts_with("TEST_")) environment.emplace_back(text);
+  for (const auto& [name, text] : variables) {
+    if (!name.starts_with("GTEST_") && !name.starts_with("TEST_")) environment.push_back(text);
   }
-  environment.insert(environment.end(), more.begin(), more.end());
   return environment;
 }
 
@@ -125,6 +134,7 @@ class ProcessRunner final : public RankGroup::Runner {
  private:
   struct RankState {
     // Used by the test's thread.
+    std::unique_ptr<TempFolder> folder;  // its TMPDIR: a killed rank leaves nothing
     ChildProcess process;
     bool signalled = false;
     // Received from by the pump, sent to by the test's thread.
@@ -151,6 +161,8 @@ class ProcessRunner final : public RankGroup::Runner {
                                 .control = control.get(),
                                 .deadline_ns = rank_deadline_.when().time_since_epoch().count()};
     std::vector<std::string> more = to_environment(identity);
+    ranks_[i].folder = std::make_unique<TempFolder>("rank");
+    more.push_back("TMPDIR=" + ranks_[i].folder->path());
     more.push_back(store_environment(store.get()));
     more.insert(more.end(), options_.environment.begin(), options_.environment.end());
 

@@ -1,0 +1,119 @@
+#include "os/file.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "support/expect_error.h"
+#include "support/rank_group.h"
+
+namespace convoy {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+
+unsigned mode_of(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 07777 : 0;
+}
+
+TEST(FileTest, WriteAndRead) {
+  const TempFolder folder("file");
+  const std::string path = folder.path() + "/a";
+  const std::string text("some\0bytes", 10);
+  write_file(path, text);
+  EXPECT_EQ(read_file(path), text);
+  write_file(path, "");
+  EXPECT_EQ(read_file(path), "");
+  const std::string large(1'000'000, 'x');
+  write_file(path, large);
+  EXPECT_EQ(read_file(path), large);
+}
+
+TEST(FileTest, ReadsFilesOfProc) {
+  const auto text = read_file("/proc/self/maps");  // has no size of its own, and comes in pieces
+  ASSERT_TRUE(text);
+  EXPECT_NE(text->find("[stack]"), std::string::npos);
+}
+
+TEST(FileTest, WhatCannotBeReadIsNothing) {
+  EXPECT_EQ(read_file("/nowhere/to/be/found"), std::nullopt);
+  EXPECT_EQ(read_file("/"), std::nullopt);
+}
+
+TEST(FileTest, WriteSaysWhyItFails) {
+  expect_error(ErrorKind::kInvalidArgument, "/nowhere/file: No such file",
+               [] { write_file("/nowhere/file", "x"); });
+  expect_error(ErrorKind::kResource, "/dev/full: No space left",
+               [] { write_file("/dev/full", "x"); });
+}
+
+TEST(FileTest, ModeIsThatOfTheCallForNewAndOldFiles) {
+  const TempFolder folder("file");
+  const std::string path = folder.path() + "/secret";
+  write_file(path, "x");
+  EXPECT_EQ(mode_of(path), 0600u);
+  write_file(path, "x", 0644);  // whatever the umask
+  EXPECT_EQ(mode_of(path), 0644u);
+  write_file(path, "secret");  // must not stay open to others
+  EXPECT_EQ(mode_of(path), 0600u);
+}
+
+TEST(TempFolderTest, IsOursAloneAndIsRemoved) {
+  std::string path;
+  {
+    const TempFolder folder("temp");
+    path = folder.path();
+    EXPECT_EQ(mode_of(path), 0700u);
+    EXPECT_EQ(fs::path(path).parent_path(), ::getenv("TMPDIR"));
+    fs::create_directories(path + "/a/b");
+    write_file(path + "/a/b/c", "x");
+    const TempFolder other("temp");
+    EXPECT_NE(other.path(), path);
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(TempFolderTest, FallsBackToTmp) {
+  const std::string before = ::getenv("TMPDIR");
+  for (const char* value : {"", static_cast<const char*>(nullptr)}) {
+    if (value) {
+      ::setenv("TMPDIR", value, 1);
+    } else {
+      ::unsetenv("TMPDIR");
+    }
+    EXPECT_TRUE(TempFolder("convoy-test-tmp").path().starts_with("/tmp/convoy-test-tmp."));
+  }
+  ::setenv("TMPDIR", before.c_str(), 1);
+}
+
+TEST(TempFolderTest, SaysWhereItCouldNotBeMade) {
+  const std::string before = ::getenv("TMPDIR");
+  ::setenv("TMPDIR", "/nowhere", 1);
+  expect_error(ErrorKind::kInvalidArgument, "/nowhere/temp", [] { TempFolder folder("temp"); });
+  ::setenv("TMPDIR", before.c_str(), 1);
+}
+
+TEST(TempFolderTest, ForkedChildDoesNotRemoveIt) {
+  test::run_in_process([] {
+    std::optional<TempFolder> folder(std::in_place, "temp");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      folder.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_TRUE(fs::exists(folder->path()));
+  });
+}
+
+}  // namespace
+}  // namespace convoy
