@@ -25,7 +25,7 @@ export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full demo lint asan tsan fuzz bench tidy check-headers check-layers \
+targets := build test test-full demo lint asan tsan fuzz verify bench tidy check-headers check-layers \
            format install clean help
 settings := JOBS TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
@@ -78,8 +78,12 @@ fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
 	@$(call compile,fuzz)
 	@tools/fuzz
 
-bench: build ## build and run the benchmarks
-	@shopt -s nullglob; for program in build/release/bench/*; do [ ! -x $$program ] || $$program || exit; done
+bench: build ## build the benchmarks and run each on two ranks
+	@shopt -s nullglob; for program in build/release/bin/bench_*; do \
+	  build/release/bin/convoy run -n 2 --show 0 --no-prefix $$program || exit; done
+
+verify: bootstrap-verify ## check the models of the lock-free protocols with Spin
+	@tools/verify
 
 tidy: ready-lint ## clang-tidy over all files (lint: only over changed ones)
 	@JOBS=$(JOBS) tools/tidy --all
@@ -108,6 +112,7 @@ help: ## show this
 bootstrap_groups_release = build
 bootstrap_groups_lint = build lint
 bootstrap_groups_fuzz = core clang
+bootstrap_groups_verify = core verify
 bootstrap_groups_asan = core
 bootstrap_groups_tsan = core
 

@@ -58,14 +58,3 @@ function(convoy_test name)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     PROPERTIES ${properties})
 endfunction()
-
-# convoy_bench(<name> SOURCES ... [LIBRARIES ...]): a benchmark; `make bench` runs every program in
-# the folder bench of the build.
-function(convoy_bench name)
-  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
-  add_executable(${name} ${arg_SOURCES})
-  convoy_own(${name})
-  target_link_libraries(${name} PRIVATE convoy_core benchmark::benchmark ${arg_LIBRARIES})
-  set_target_properties(${name} PROPERTIES
-                        RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
-endfunction()

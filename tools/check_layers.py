@@ -148,7 +148,7 @@ class Checker:
         lists = (self.root / "src").rglob("CMakeLists.txt")
         text = "\n".join(p.read_text(encoding="utf-8") for p in lists)
         for path in files_below(self.root / "include" / "convoy", HEADERS):
-            if not re.search(rf"(^|[\s(/]){re.escape(path.name)}($|[\s)])", strip_comments(text)):
+            if not re.search(rf"(^|[\s(/]){re.escape(path.name)}($|[\s)])", cmake_words(text)):
                 self.problem(path, 0, "in no convoy_public_headers(): it is not installed")
 
     def is_listed(self, path):
@@ -156,7 +156,7 @@ class Checker:
             lists = folder / "CMakeLists.txt"
             if lists.exists():
                 name = path.relative_to(folder).as_posix()
-                text = strip_comments(lists.read_text(encoding="utf-8"))
+                text = cmake_words(lists.read_text(encoding="utf-8"))
                 if re.search(rf"(^|[\s(/]){re.escape(name)}($|[\s)])", text):
                     return True
             if folder == self.root:
@@ -171,8 +171,14 @@ class Checker:
         return self.problems
 
 
-def strip_comments(text):
-    return re.sub(r"#.*", "", text)
+def cmake_words(text):
+    """Without comments, with foreach() written out."""
+
+    def write_out(match):
+        return "\n".join(match[3].replace("${" + match[1] + "}", item) for item in match[2].split())
+
+    text = re.sub(r"#.*", "", text)
+    return re.sub(r"\bforeach\s*\(\s*(\w+)\s([^)]*)\)(.*?)\bendforeach\b", write_out, text, flags=re.DOTALL)
 
 
 def main():

@@ -12,9 +12,9 @@
 
 #include "coll/control.h"
 #include "coll/kernels.h"
+#include "coll/mesh.h"
 #include "coll/workers.h"
 #include "convoy/error.h"
-#include "transport/shm/mesh.h"
 
 namespace convoy::coll {
 

@@ -127,6 +127,12 @@ class CheckLayersTest(unittest.TestCase):
         self.assert_finds({**lists, "tests/base/t.cpp": "", "tests/CMakeLists.txt": ""}, "tests/base/t.cpp")
         self.assert_finds({**lists, "include/convoy/error.h": ""}, "not installed")
 
+    def test_lists_in_a_loop(self):
+        loop = "foreach(name a\n  b)\n  convoy_test(t_${name} SOURCES ${name}_test.cpp)\nendforeach()\n"
+        tree = {"src/base/x.cpp": "", "tests/os/CMakeLists.txt": loop, "tests/os/b_test.cpp": ""}
+        self.assert_clean(tree)
+        self.assert_finds({**tree, "tests/os/c_test.cpp": ""}, "tests/os/c_test.cpp")
+
     def test_exit_code_and_output(self):
         bad = self.tree(self.includes("base", '"os/x.h"'))
         run = subprocess.run([sys.executable, TOOL, "--root", bad], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-#include "transport/shm/mesh.h"
+#include "coll/mesh.h"
 
 #include <atomic>
 #include <charconv>
