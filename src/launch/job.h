@@ -39,6 +39,8 @@ class Job {
   void start_ranks();
   // Until nothing of the job is left. Returns the exit status.
   int run();
+  // Gives up what is not yet written: nobody may be there to read it.
+  void give_up_output();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -67,7 +69,6 @@ class Job {
   void flush();
   void complete_outcome();
   void report();
-  void give_up_output();
   void call_after(std::chrono::nanoseconds delay, void (Job::*step)());
   std::vector<int> running_ranks() const;
   std::set<pid_t> running_pids() const;

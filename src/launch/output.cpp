@@ -80,7 +80,7 @@ void Output::failed_on_loop(int fd, int error) {
   }
   const Channel channel = fd == settings_.out ? Channel::kOut : Channel::kErr;
   for (auto& candidate : screens_) candidate.broken |= candidate.fd == fd;
-  if (error == EPIPE) {
+  if (error == EPIPE || error == ECONNRESET) {
     on_closed_(channel);
   } else {
     note(concat("convoy: writing standard ", channel == Channel::kOut ? "output" : "error", ": ",

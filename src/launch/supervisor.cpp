@@ -52,6 +52,7 @@ int run_job(const RunOptions& options, const JobContext& context, const std::str
   } catch (const Error& error) {
     write_fully(STDERR_FILENO, concat("convoy run: starting the ranks: ", error.what(),
                                       start_hint(error.what()), "\n"));
+    job.give_up_output();
     return error.kind() == ErrorKind::kInvalidArgument ? kCannotRun : 1;
   }
   return job.run();

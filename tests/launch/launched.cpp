@@ -15,15 +15,12 @@
 #include "launch/environment.h"
 #include "launch/text.h"
 #include "os/file.h"
+#include "support/programs.h"
 
 namespace convoy::launch {
 namespace {
 
 constexpr std::chrono::seconds kPatience{40};
-
-std::string sibling(const std::string& name) {
-  return std::filesystem::read_symlink("/proc/self/exe").replace_filename(name).string();
-}
 
 std::array<UniqueFd, 2> make_pipe() {
   std::array<int, 2> ends{};
@@ -50,8 +47,8 @@ bool poll_until(const std::function<bool()>& ready) {
 
 }  // namespace
 
-std::string convoy_program() { return sibling("convoy"); }
-std::string rank_probe() { return sibling("rank_probe"); }
+std::string convoy_program() { return test::sibling_program("convoy"); }
+std::string rank_probe() { return test::sibling_program("rank_probe"); }
 
 Launched::Launched(Options options) {
   auto [out_read, out_write] = make_pipe();

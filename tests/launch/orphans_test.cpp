@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/concat.h"
+#include "base/id.h"
 #include "launch/launched.h"
 #include "os/file.h"
 
@@ -126,17 +127,18 @@ TEST(Orphans, SparesChildrenThatWereThereBefore) {
 }
 
 TEST(Orphans, ARankMayBeALauncherItself) {
-  auto job = Launched::run({"-n", "2"}, {"wait"});
-  auto nested = Launched(
-      {.arguments = {"run", "-n", "2", "--job-id", job.job_id() + "-outer", convoy_program(), "run",
-                     "-n", "2", rank_probe(), "say", "inner", "wait"}});
-  ASSERT_TRUE(nested.wait_for("inner", 4));
-  EXPECT_THAT(nested.out(), HasSubstr("[1] [0] inner"));
-  nested.kill(SIGKILL);
-  nested.finish();
-  expect_nothing_left(job.job_id() + "-outer");
-  job.kill(SIGTERM);
+  // The inner launchers are killed together with their supervisors: nobody is left to remove their
+  // folders.
+  const TempFolder folder("launch-test");
+  const std::string id = "outer-" + Id::random().to_string();
+  Launched job({.arguments = {"run", "-n", "2", "--job-id", id, convoy_program(), "run", "-n", "2",
+                              rank_probe(), "say", "inner", "wait"},
+                .environment = {{"TMPDIR", folder.path()}}});
+  ASSERT_TRUE(job.wait_for("inner", 4));
+  EXPECT_THAT(job.out(), HasSubstr("[1] [0] inner"));
+  job.kill(SIGKILL);
   job.finish();
+  expect_nothing_left(id);
 }
 
 }  // namespace
