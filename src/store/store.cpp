@@ -32,7 +32,7 @@ void Store::barrier(const std::string& key, int count, const Deadline& deadline)
       verdict = get(open_key, deadline);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
-      const std::string now = get(key + "/arrived", Deadline::after({}));
+      const std::string now = get(key + "/arrived", Deadline::after(std::chrono::seconds(0)));
       fail(ErrorKind::kTimeout, "store: barrier ", printable(key), ": ", now, " of ", count,
            " callers came by the deadline");
     }
