@@ -168,6 +168,10 @@ LoopThread::~LoopThread() { join(); }
 
 void LoopThread::join() {
   if (!thread_.joinable()) return;
+  if (::getpid() != owner_) {  // a forked child has this object and not the thread
+    thread_.detach();
+    return;
+  }
   CONVOY_CHECK(!loop_.in_loop(), "a loop cannot join itself");
   {
     auto ended = ended_.lock();
