@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <future>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -168,6 +168,10 @@ LoopThread::~LoopThread() { join(); }
 
 void LoopThread::join() {
   if (!thread_.joinable()) return;
+  if (::getpid() != owner_) {  // a forked child has this object and not the thread
+    thread_.detach();
+    return;
+  }
   CONVOY_CHECK(!loop_.in_loop(), "a loop cannot join itself");
   {
     auto ended = ended_.lock();
@@ -179,23 +183,32 @@ void LoopThread::join() {
 
 void LoopThread::call(const std::function<void()>& function) {
   if (loop_.in_loop()) return function();
-  // Shared: the caller may be gone while the loop's thread is still inside set_value.
-  const auto done = std::make_shared<std::promise<void>>();
-  auto result = done->get_future();
+  struct Result {
+    bool there = false;
+    std::exception_ptr error;
+  };
+  // Shared: the caller may be gone while the loop's thread is still inside notify(). An exception
+  // is handed over whole: what it points to is counted inside libstdc++, where ThreadSanitizer does
+  // not see that two threads let go of it in order.
+  const auto result = std::make_shared<Guarded<Result>>();
   {
     // With the lock held a post comes before the stop of join(), and is run.
     auto ended = ended_.lock();
     CONVOY_CHECK(!*ended, "this loop's thread has ended");
-    loop_.post([done, &function] {
+    loop_.post([result, &function] {
+      std::exception_ptr error;
       try {
         function();
-        done->set_value();
       } catch (...) {
-        done->set_exception(std::current_exception());
+        error = std::current_exception();
       }
+      *result->lock() = {true, std::move(error)};
+      result->notify();
     });
   }
-  result.get();
+  auto state = result->lock();
+  state.wait(Deadline::never(), [&] { return state->there; });
+  if (state->error) std::rethrow_exception(std::exchange(state->error, nullptr));
 }
 
 void set_thread_name(const std::string& name) {

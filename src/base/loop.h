@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -95,6 +97,7 @@ class LoopThread {
  private:
   Loop loop_;
   Guarded<bool> ended_{false};
+  const pid_t owner_ = ::getpid();
   std::jthread thread_;
 };
 

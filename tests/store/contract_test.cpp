@@ -222,7 +222,7 @@ TEST_P(StoreContract, VersionsNameEveryChange) {
   EXPECT_ERROR(kInvalidArgument, "overflows",
                store->add("k", std::numeric_limits<std::int64_t>::max()));
   store->set("other", "");
-  EXPECT_ERROR(kTimeout, "no change of key", store->watch("k", last, Deadline::after({})));
+  EXPECT_ERROR(kTimeout, "no change of key", store->watch("k", last, at_once()));
 }
 
 TEST_P(StoreContract, WatchOfErasedAndNewKeys) {
@@ -234,7 +234,7 @@ TEST_P(StoreContract, WatchOfErasedAndNewKeys) {
   const auto erased = store->watch("k", first.version, soon());
   EXPECT_EQ(erased.value, std::nullopt);
   EXPECT_EQ(erased.version, 0u);
-  EXPECT_ERROR(kTimeout, "no change", store->watch("k", 0, Deadline::after({})));
+  EXPECT_ERROR(kTimeout, "no change", store->watch("k", 0, at_once()));
   store->set("k", "v");
   EXPECT_GT(store->watch("k", 0, soon()).version, first.version);
   // Erased and set again: the old number is not mistaken for the new one.
@@ -260,7 +260,7 @@ TEST_P(StoreContract, MessagesAreOneLineOfText) {
   EXPECT_ERROR(kInvalidArgument, "'\\x01\\x02'", store->add("a\nb", 1));
   EXPECT_ERROR(kTimeout, "(4000 bytes)",
                store->get(std::string(GetParam() >= StoreVariant::kPrefixLocal ? 3994 : 4000, 'k'),
-                          Deadline::after({})));
+                          at_once()));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ TEST_P(StoreWaiting, GetWaitsForItsKey) {
 }
 
 TEST_P(StoreWaiting, WaitNeedsAllKeysAtOnce) {
-  store->wait({}, Deadline::after({}));
+  store->wait({}, at_once());
   store->set("b", "");
   auto waiting = in_thread([&] { store->wait(Keys{"a", "b", "c", "a", "c"}, soon()); });
   world.await_waiting(1);
@@ -120,7 +120,7 @@ TEST_P(StoreWaiting, LoopOfWatchesSeesTheLastState) {
 
 TEST_P(StoreWaiting, PassedDeadlineIsEnoughForWhatIsThere) {
   store->set("k", "v");
-  for (const Deadline& passed : {Deadline::after({}), Deadline::after(-std::chrono::hours(1)),
+  for (const Deadline& passed : {at_once(), Deadline::after(-std::chrono::hours(1)),
                                  Deadline::after(std::chrono::nanoseconds::min()),
                                  Deadline::at(Deadline::Clock::time_point::min())}) {
     EXPECT_EQ(store->get("k", passed), "v");
@@ -157,7 +157,7 @@ TEST_P(StoreWaiting, FarDeadlinesDoNotOverflow) {
 
 TEST_P(StoreWaiting, TimeoutNamesWhatIsMissing) {
   store->set("there", "");
-  const auto now = Deadline::after({});
+  const auto now = at_once();
   EXPECT_ERROR(kTimeout, concat("no key ", named("a"), " (0 of 1 keys are there)"),
                store->get("a", now));
   EXPECT_ERROR(kTimeout, concat(named("a"), ", ", named("b"), " (1 of 3 keys are there)"),
@@ -260,16 +260,16 @@ TEST_P(StoreWaiting, BarrierHoldsEverybody) {
     });
   }
   threads.clear();
-  store->barrier("alone", 1, Deadline::after({}));
+  store->barrier("alone", 1, at_once());
 }
 
 TEST_P(StoreWaiting, BarrierTellsWhatIsWrong) {
   EXPECT_ERROR(kInvalidArgument, "barrier 'b' of 0 callers", store->barrier("b", 0, soon()));
   EXPECT_ERROR(kInvalidArgument, "barrier 'b' of -1 callers", store->barrier("b", -1, soon()));
   EXPECT_ERROR(kTimeout, "barrier 'late': 1 of 3 callers came",
-               store->barrier("late", 3, Deadline::after({})));
+               store->barrier("late", 3, at_once()));
   EXPECT_ERROR(kTimeout, "barrier 'late': 2 of 3 callers came",
-               store->barrier("late", 3, Deadline::after({})));
+               store->barrier("late", 3, at_once()));
   store->barrier("once", 1, soon());
   EXPECT_ERROR(kInvalidArgument, "caller number 2 at barrier 'once' of 1; a barrier's key serves",
                store->barrier("once", 1, soon()));

@@ -47,7 +47,7 @@ TEST(PrefixStore, BarriersOfTwoNameSpacesAreTwo) {
 
 TEST(PrefixStore, NamesTheWholeKeyInErrors) {
   const auto store = with_prefix(make_local_store(), "group");
-  EXPECT_ERROR(kTimeout, "no key 'group/k'", store->get("k", Deadline::after({})));
+  EXPECT_ERROR(kTimeout, "no key 'group/k'", store->get("k", at_once()));
 }
 
 TEST(PrefixStore, NeedsAStore) {

@@ -112,7 +112,7 @@ TEST(StoreLimits, WaitingRequestsOfOneClient) {
   }
   EXPECT_TRUE(eventually([&] { return server.stats().waiting == 10; }));
   EXPECT_ERROR(kResource, "waits for 10 requests already", store->get("k", soon()));
-  EXPECT_ERROR(kTimeout, "no key", store->get("k", Deadline::after({})));  // waits for nothing
+  EXPECT_ERROR(kTimeout, "no key", store->get("k", at_once()));  // waits for nothing
   client_of(server)->set("k", "v");
   for (auto& each : waiting) EXPECT_EQ(each.get(), "v");
 }

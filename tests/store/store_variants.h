@@ -19,10 +19,13 @@ namespace convoy::test {
 // Far enough away that only a hang reaches it.
 inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 
+// Passed, for calls that shall not wait.
+inline Deadline at_once() { return Deadline::after(std::chrono::seconds(0)); }
+
 // What the call throws; nullopt if it returns.
 std::optional<Error> error_of(const std::function<void()>& call);
 
-// EXPECT_ERROR(kTimeout, "no key 'a'", store->get("a", Deadline::after({})));
+// EXPECT_ERROR(kTimeout, "no key 'a'", store->get("a", at_once()));
 #define EXPECT_ERROR(expected_kind, part, ...)                                              \
   do {                                                                                      \
     const auto caught = ::convoy::test::error_of([&] { static_cast<void>(__VA_ARGS__); });  \
