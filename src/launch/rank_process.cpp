@@ -39,7 +39,7 @@ RankProcess::RankProcess(int rank, const RankSetting& setting)
 
 std::optional<ExitStatus> RankProcess::try_wait() {
   if (status_) return status_;
-  status_ = child_.wait(Deadline::after({}));
+  status_ = child_.wait(Deadline::after(std::chrono::seconds(0)));
   if (status_) ended_ = Clock::now();
   return status_;
 }
