@@ -34,3 +34,9 @@ elseif(CONVOY_SANITIZE STREQUAL "thread")
 elseif(CONVOY_SANITIZE)
   message(FATAL_ERROR "CONVOY_SANITIZE is '${CONVOY_SANITIZE}'; known: address, thread")
 endif()
+
+# What the fuzzers run must be instrumented too. Only together with a sanitizer, whose run-time gives
+# the other programs of the build empty versions of what the instrumentation calls.
+if(CONVOY_BUILD_FUZZERS AND CONVOY_SANITIZE)
+  target_compile_options(convoy_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
