@@ -129,7 +129,8 @@ class CheckLayersTest(unittest.TestCase):
 
     def test_lists_in_a_loop(self):
         loop = "foreach(name a\n  b)\n  convoy_test(t_${name} SOURCES ${name}_test.cpp)\nendforeach()\n"
-        tree = {"src/base/x.cpp": "", "tests/os/CMakeLists.txt": loop, "tests/os/b_test.cpp": ""}
+        tree = {"src/base/x.cpp": "", "tests/CMakeLists.txt": "", "tests/os/CMakeLists.txt": loop,
+                "tests/os/b_test.cpp": ""}
         self.assert_clean(tree)
         self.assert_finds({**tree, "tests/os/c_test.cpp": ""}, "tests/os/c_test.cpp")
 
