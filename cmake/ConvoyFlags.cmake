@@ -39,3 +39,9 @@ if(CONVOY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
   target_compile_options(convoy_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
+
+# What the fuzzers run must be instrumented too. Only together with a sanitizer, whose run-time gives
+# the other programs of the build empty versions of what the instrumentation calls.
+if(CONVOY_BUILD_FUZZERS AND CONVOY_SANITIZE)
+  target_compile_options(convoy_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()

@@ -25,6 +25,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+// Long enough to start a few ranks on a busy machine, under a sanitizer.
+constexpr milliseconds kShortLimit(1500);
+
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -195,7 +198,7 @@ TEST_P(RankGroupTest, PostGoesToOneRankOrAll) {
 }
 
 TEST_P(RankGroupTest, WaitForTimesOutBeforeTheGroup) {
-  RankGroup group(1, GetParam(), {.limit = milliseconds(300)});
+  RankGroup group(1, GetParam(), {.limit = kShortLimit});
   group.start([](Rank& r) { r.wait_for("godot"); });
   const auto results = group.collect();
   ASSERT_EQ(results.at(0).failures.size(), 1u);
@@ -296,7 +299,7 @@ TEST(RankThreadsTest, GetNoSignals) {
 
 TEST(RankThreadsDeathTest, HangingThreadEndsTheProgramAndShowsItsStack) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
-  EXPECT_EXIT(RankGroup(2, RankMode::kThreads, {.limit = milliseconds(200)}).run([](Rank& r) {
+  EXPECT_EXIT(RankGroup(2, RankMode::kThreads, {.limit = milliseconds(500)}).run([](Rank& r) {
     if (r.id() == 1) ::pause();
   }),
               testing::KilledBySignal(SIGABRT), "rank 0: ended\nrank 1: still runs(.|\n)*stack of");
@@ -405,7 +408,7 @@ TEST(RankProcessesTest, AbortAndExitAreTheRanksStatus) {
 }
 
 TEST(RankProcessesTest, TimeLimitKillsAndShowsWhatTheRankDid) {
-  RankGroup group(2, RankMode::kProcesses, {.limit = milliseconds(700)});
+  RankGroup group(2, RankMode::kProcesses, {.limit = kShortLimit});
   group.start([](Rank& r) {
     std::fprintf(stderr, "rank %d is about to hang\n", r.id());
     if (r.id() == 1) {
@@ -423,9 +426,13 @@ TEST(RankProcessesTest, TimeLimitKillsAndShowsWhatTheRankDid) {
 }
 
 TEST(RankProcessesTest, TimeLimitKillsAStoppedRank) {
-  RankGroup group(1, RankMode::kProcesses, {.limit = milliseconds(500)});
-  group.start([](Rank& r) { r.wait_for("godot"); });
-  group.kill(0, SIGSTOP);
+  RankGroup group(1, RankMode::kProcesses, {.limit = kShortLimit});
+  group.start([](Rank& r) {
+    r.mark("ready");
+    r.wait_for("godot");
+  });
+  group.wait_mark("ready");
+  group.stop(0);
   const auto results = group.collect();
   EXPECT_TRUE(results.at(0).timed_out);
   EXPECT_EQ(results[0].status.signal, SIGKILL);

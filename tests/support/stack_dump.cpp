@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <thread>
 #include <vector>
@@ -44,6 +45,14 @@ void write_stack(int) {
   errno = saved;
 }
 
+bool has_handler(pid_t pid) {
+  const std::string status = read_file(concat("/proc/", pid, "/status")).value_or("");
+  const auto at = status.find("SigCgt:");
+  if (at == std::string::npos) return false;
+  const auto caught = std::strtoull(status.c_str() + at + 7, nullptr, 16);
+  return (caught >> (dump_signal() - 1) & 1) != 0;
+}
+
 std::vector<pid_t> threads_of(pid_t pid) {
   std::vector<pid_t> threads;
   std::error_code error;
@@ -72,6 +81,7 @@ void install_stack_dump() {
 }
 
 int request_stacks(pid_t pid) {
+  if (!has_handler(pid)) return 0;  // it is still starting: the signal would end it
   const auto threads = threads_of(pid);
   const int before = dumps_written.load(std::memory_order_relaxed);
   int asked = 0;
