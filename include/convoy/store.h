@@ -18,8 +18,10 @@ namespace convoy {
 // of other threads on the same object.
 //
 // All methods throw Error: kTimeout at the deadline (the text names the missing keys), kPeerLost
-// when the server is gone, kResource when a limit of the server is hit, kInvalidArgument for a bad
-// key. Methods without a Deadline only wait for the server's answer, at most timeout().
+// when the server is gone, kResource when a limit of the server is hit (nothing was changed),
+// kInvalidArgument for a call that makes no sense, kUnsupported in a forked child of the process
+// that made the object. Methods without a Deadline only wait for the server's answer, at most
+// timeout(). A deadline that has passed is enough for what is there already.
 class Store {
  public:
   // A value and the number of its last change. The store numbers all its changes, so a key that is
@@ -66,7 +68,8 @@ class Store {
   // get() within timeout().
   std::string get(const std::string& key) { return get(key, Deadline::after(timeout())); }
   // Waits until `count` callers (this one included) have called barrier with this key. A key serves
-  // once.
+  // once; it makes the keys <key>/count, <key>/arrived and <key>/open. kInvalidArgument for one
+  // caller too many, and for all callers if they do not say the same `count`.
   void barrier(const std::string& key, int count, const Deadline& deadline);
 };
 
@@ -77,7 +80,9 @@ std::shared_ptr<Store> make_local_store();
 std::shared_ptr<Store> with_prefix(std::shared_ptr<Store> store, const std::string& prefix);
 
 // The store that `convoy run` serves to this rank, over the connection the rank inherited; the same
-// object at every call. nullptr in a process that `convoy run` did not start.
+// object at every call. nullptr in a process that `convoy run` did not start. Throws kPeerLost in a
+// process that has the environment of a rank but not its connection (a rank's child), and
+// kInvalidArgument while another process uses it.
 std::shared_ptr<Store> launcher_store();
 
 // Connects to a server that listens on a Unix socket of this user.
