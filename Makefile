@@ -75,7 +75,6 @@ tsan: ready-tsan ## the same under ThreadSanitizer
 	@$(sanitizer_options) $(no_aslr) $(call ctest,tsan) -LE '^long$$'
 
 fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
-	@$(call compile,fuzz)
 	@tools/fuzz
 
 bench: build ## build the benchmarks and run each on two ranks
