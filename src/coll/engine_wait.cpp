@@ -37,7 +37,7 @@ void Engine::Bell::ring() noexcept {
 }
 
 void Engine::ring_sleepers() noexcept {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   WaitWord& bell = group().bell;
   if (bell.sleepers.load(std::memory_order_relaxed) == 0) return;
   bell.value.fetch_add(1, std::memory_order_seq_cst);

@@ -33,7 +33,7 @@ void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging 
     // Announce first, look again, then sleep: whoever makes ready() true after this look sees the
     // announcement. Both sides have a seq_cst fence between their write and their look.
     bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence();
     const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
     const bool done = ready();
     bool in_time = true;

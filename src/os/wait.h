@@ -16,6 +16,17 @@ inline void cpu_relax() {
 #endif
 }
 
+// A sequentially consistent fence. ThreadSanitizer does not know fences; there a locked operation
+// stands in, which orders as much on the machines it runs on.
+inline void full_fence() noexcept {
+#if defined(__SANITIZE_THREAD__)
+  static thread_local std::atomic<int> word{0};
+  word.fetch_add(1, std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 void yield_cpu() noexcept;
 
 // How a wait spends its time before it sleeps. On a virtual machine a wake-up costs about 30 us and
