@@ -200,7 +200,7 @@ TEST_P(GroupTest, AsynchronousOperationsKeepTheirOrder) {
       values[static_cast<std::size_t>(i)] = static_cast<float>(r.id() + i);
       float* value = &values[static_cast<std::size_t>(i)];
       works.push_back(group->all_reduce_async(value, value, 1, DataType::kF32, {},
-                                              [&, i](std::exception_ptr error) {
+                                              [&, i](const std::exception_ptr& error) {
                                                 EXPECT_FALSE(error);
                                                 if (finished.fetch_add(1) != i) in_order = false;
                                               }));
@@ -244,7 +244,8 @@ TEST_P(GroupTest, GroupsAreIndependent) {
         for (int i = 0; i < 100; ++i) {
           const std::size_t count = i % 10 == 0 ? 50'000 : 3;
           check_all_reduce(*group, Place::kPrivate, Place::kPrivate, true, DataType::kI32,
-                           ReduceOp::kSum, count, static_cast<std::uint64_t>(g * 1000 + i));
+                           ReduceOp::kSum, count,
+                           static_cast<std::uint64_t>(g) * 1000 + static_cast<std::uint64_t>(i));
         }
       });
     }
