@@ -1,12 +1,16 @@
 #include "support/leak_oracle.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdlib>
 #include <iterator>
 #include <thread>
@@ -48,19 +52,36 @@ std::string_view name_of(HoldingKind kind) {
   return "?";
 }
 
-// Where a socket is bound or connected, for the reader of a report.
+std::string address_text(const sockaddr_storage& address, socklen_t size) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.ss_family == AF_UNIX) {
+    const auto& path = reinterpret_cast<const sockaddr_un&>(address).sun_path;
+    const auto used = static_cast<std::size_t>(size) - offsetof(sockaddr_un, sun_path);
+    return used > 0 ? ", bound to " + std::string(path, used) : "";
+  }
+  if (address.ss_family == AF_INET) {
+    const auto& in = reinterpret_cast<const sockaddr_in&>(address);
+    ::inet_ntop(AF_INET, &in.sin_addr, text.data(), text.size());
+    return concat(", bound to ", text.data(), ":", ntohs(in.sin_port));
+  }
+  if (address.ss_family == AF_INET6) {
+    const auto& in = reinterpret_cast<const sockaddr_in6&>(address);
+    ::inet_ntop(AF_INET6, &in.sin6_addr, text.data(), text.size());
+    return concat(", bound to [", text.data(), "]:", ntohs(in.sin6_port));
+  }
+  return concat(", of address family ", address.ss_family);
+}
+
+// What a socket is, for the reader of a report.
 std::string socket_text(int fd) {
   int listening = 0;
   socklen_t size = sizeof listening;
   if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0) return "";
-  sockaddr_un address{};
-  size = sizeof address;
   std::string text = listening ? ", listening" : "";
+  sockaddr_storage address{};
+  size = sizeof address;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return text;
-  if (address.sun_family != AF_UNIX) return text + ", not a Unix socket";
-  const auto used = static_cast<std::size_t>(size) - offsetof(sockaddr_un, sun_path);
-  if (used > 0) text += ", bound to " + std::string(address.sun_path, used);
-  return text;
+  return text + address_text(address, size);
 }
 
 class LeakListener : public testing::EmptyTestEventListener {

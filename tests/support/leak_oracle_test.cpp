@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <thread>
@@ -79,6 +81,21 @@ TEST_F(LeakOracleTest, ListeningSocketIsNamed) {
   EXPECT_NE(diff.to_string().find("listening, bound to " + folder.path() + "/door"),
             std::string::npos)
       << diff.to_string();
+}
+
+TEST_F(LeakOracleTest, ListeningPortIsNamed) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(fd.get(), 1), 0);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string text = gained().to_string();
+  EXPECT_NE(text.find(concat("listening, bound to 127.0.0.1:", ntohs(address.sin_port))),
+            std::string::npos)
+      << text;
 }
 
 TEST_F(LeakOracleTest, MappingWithoutDescriptor) {
