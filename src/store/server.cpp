@@ -122,6 +122,7 @@ class StoreServer::Impl {
     } catch (const Error& error) {
       log_warn("store: ", error.what(), "; trying again");
       thread_.loop().unwatch(listener_watch_);
+      thread_.loop().cancel(accept_timer_);
       accept_timer_ = thread_.loop().call_at(Deadline::Clock::now() + kAcceptPause,
                                              [this] { watch_listener_on_loop(); });
     }

@@ -327,36 +327,63 @@ class NoMoreDescriptors {
   rlimit before_{};
 };
 
+// A socket that exists before the descriptors are used up, and connects when they are.
+class LateClient {
+ public:
+  RawPeer connect(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path.data(), path.size());
+    EXPECT_EQ(::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return RawPeer{Socket(std::move(fd_))};
+  }
+
+ private:
+  UniqueFd fd_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+};
+
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+constexpr auto kSomePauses = std::chrono::milliseconds(250);  // the server looks every 100 ms
+
 TEST(StoreServer, RunningOutOfDescriptorsIsNoEnd) {
   const TempFolder parent("server");
   StoreServer server;
   const std::string path = server.listen(parent.path() + "/private", "socket");
   const auto store = client_of(server);
-  Socket socket;
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  LateClient late;
   std::optional<NoMoreDescriptors> none(std::in_place);
   EXPECT_ERROR(kResource, "socket pair", server.connect());
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  ASSERT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  RawPeer peer{Socket(std::move(fd))};
+  RawPeer peer = late.connect(path);
   peer.send(StoreOp::kTryGet, {"k"});
 
   // Nothing comes, and the server does not burn a core over it.
-  timespec before{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-  const auto limit = std::chrono::milliseconds(250);
-  EXPECT_FALSE(wait_ready(peer.socket.fd(), POLLIN, Deadline::after(limit)));
-  timespec after{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double used = static_cast<double>(after.tv_sec - before.tv_sec) +
-                      1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec);
-  EXPECT_LT(used, 0.1);
+  const double before = cpu_seconds();
+  EXPECT_FALSE(wait_ready(peer.socket.fd(), POLLIN, Deadline::after(kSomePauses)));
+  EXPECT_LT(cpu_seconds() - before, 0.1);
   store->set("k", "v");  // others are served
 
   none.reset();
   EXPECT_EQ(peer.receive()->code, kReplyOk);  // it was only late
+}
+
+TEST(StoreServer, PathMayGoWhileDescriptorsAreUsedUp) {
+  const TempFolder parent("server");
+  StoreServer server;
+  const std::string path = server.listen(parent.path() + "/private", "socket");
+  const auto store = client_of(server);
+  LateClient late;
+  const NoMoreDescriptors none;
+  RawPeer peer = late.connect(path);
+  EXPECT_FALSE(wait_ready(peer.socket.fd(), POLLIN, Deadline::after(kSomePauses)));
+  server.unlink();
+  EXPECT_TRUE(peer.closed_by_peer());
+  // The server lives on, past the time when it would have looked again.
+  EXPECT_ERROR(kTimeout, "no key", store->get("k", Deadline::after(kSomePauses)));
 }
 
 }  // namespace
