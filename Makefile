@@ -25,8 +25,8 @@ export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full demo lint asan tsan fuzz verify bench tidy check-headers check-layers \
-           format install clean help
+targets := build test test-full demo lint asan tsan fuzz verify bench bench-coll bench-quick \
+           bench-faults tidy check-headers check-layers format install clean help
 settings := JOBS TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
 # A word that is no target, or a setting that is none, stops before anything is done.
@@ -77,9 +77,16 @@ tsan: ready-tsan ## the same under ThreadSanitizer
 fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
 	@tools/fuzz
 
-bench: build ## build the benchmarks and run each on two ranks
-	@shopt -s nullglob; for program in build/release/bin/bench_*; do \
-	  build/release/bin/convoy run -n 2 --show 0 --no-prefix $$program || exit; done
+bench: bench-quick bench-faults ## the benchmarks that take minutes
+
+bench-coll: build ## collectives beside Gloo, Open MPI and the machine's limit, into build/bench/coll.json
+	@bench/coll.py
+
+bench-quick: build ## the same in two minutes: fewer sizes, fewer rounds
+	@bench/coll.py --quick
+
+bench-faults: build ## how long survivors take to learn of a killed rank
+	@build/release/bin/bench_faults --gtest_brief=1
 
 verify: bootstrap-verify ## check the models of the lock-free protocols with Spin
 	@tools/verify

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -121,7 +122,9 @@ int usable_cores() {
 CoreDistance measure_core_distance() {
   constexpr std::uint32_t kRounds = 50;
   constexpr std::uint32_t kTrips = 20;
-  PingPong lines;
+  // Not on the stack: there AddressSanitizer does not keep such an alignment.
+  const auto memory = std::make_unique<PingPong>();
+  PingPong& lines = *memory;
   const auto before = CoreMask::of_thread();
   auto echo = start_echo(lines, before.nth(1));
   if (const int core = before.nth(0); core >= 0) CoreMask::of_core(core).pin_thread();

@@ -50,7 +50,7 @@ class Region {
 
   std::byte* data() { return data_; }
   std::size_t size() const { return bytes_; }
-  void fill(const Buffer& content) { std::memcpy(data_, content.data(), content.size()); }
+  void fill(const Buffer& content) { std::copy(content.begin(), content.end(), data_); }
   Buffer content() const { return {data_, data_ + bytes_}; }
 
  private:

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <stdexcept>
@@ -147,7 +148,7 @@ const std::map<std::string, std::function<void(const std::string&)>> kWithValue 
 
 const std::map<std::string, std::function<void()>> kWithout = {
     {"pid", [] { std::cout << "pid " << getpid() << std::endl; }},
-    {"cwd", [] { std::cout << "cwd " << std::string(get_current_dir_name()) << std::endl; }},
+    {"cwd", [] { std::cout << "cwd " << std::filesystem::current_path().string() << std::endl; }},
     {"cores", print_cores},
     {"wait", [] { wait_for_ever(); }},
     {"wait-once", wait_once},

@@ -134,7 +134,6 @@ TEST(SegmentTest, AddressSpaceLimitIsAnError) {
 
 TEST(SegmentTest, DescriptorLimitIsAnError) {
   test::run_in_process([] {
-    test::warm_up_errors();
     rlimit limit{};
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
     const rlimit none{.rlim_cur = 3, .rlim_max = limit.rlim_max};

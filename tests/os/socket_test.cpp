@@ -306,7 +306,6 @@ TEST(DescriptorPassingTest, UnreadOnesGoWithTheSocket) {
 
 TEST(DescriptorPassingTest, FullTableIsAnErrorAndLeaksNothing) {
   test::run_in_process([] {
-    test::warm_up_errors();
     auto [a, b] = Socket::pair();
     const auto fds = open_many(10);
     a.send(bytes_of("x"), soon(), numbers(fds));

@@ -257,7 +257,9 @@ TEST(StoreLimits, IdleClientsGiveTheirBuffersBack) {
     peers.back().send(request);
     EXPECT_EQ(peers.back().receive()->code, kReplyOk);
   }
+#if !defined(__SANITIZE_ADDRESS__)  // which itself keeps what was freed
   EXPECT_LT(resident_bytes(), before + 60 * kMega);  // 120 MiB, if each kept its own
+#endif
 }
 
 }  // namespace

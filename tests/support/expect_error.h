@@ -35,10 +35,4 @@ void expect_error(ErrorKind kind, std::string_view part, Function&& function) {
       << "expected '" << part << "' in: " << error->what();
 }
 
-// UBSan looks at a type's first exception with the help of a pipe: to be called before a test uses
-// up the descriptors.
-inline void warm_up_errors() {
-  expect_error(ErrorKind::kResource, "first", [] { fail(ErrorKind::kResource, "first"); });
-}
-
 }  // namespace convoy::test

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Times our collectives beside their peers, in turns, and writes build/bench/coll.json.
+
+Peers: Gloo through torch.distributed, Open MPI (its default, and settings that are better
+somewhere) and the hand-written limit of bench/limit. A peer that is not installed is left out, and
+that is said. Run it through `make bench-coll` or `make bench-quick`, on a machine that does nothing
+else: with other work beside it only large differences mean something.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import sides
+
+KB, MB = 1 << 10, 1 << 20
+# What is better than Open MPI's default for some size: found by trying, see docs/collectives.md.
+MPI_SETTINGS = {
+    "default": [],
+    "copy in copy out": ["--mca", "btl_vader_single_copy_mechanism", "none"],
+}
+# (operation, type, path, ranks, sizes, peer, least ratio): what we promise on an idle 2-core machine.
+BARS = [
+    ("all_reduce", "f32", "group", 2, [25 * MB, 100 * MB], "limit", 0.9),
+    ("all_reduce", "f32", "group", 2, [64 * KB, MB], "openmpi", 1.3),
+    ("all_reduce", "f32", "private", 2, [25 * MB, 100 * MB], "limit", 0.8),
+    ("all_reduce", "f32", "private", 2, [25 * MB, 100 * MB], "openmpi", 2),
+    ("all_reduce", "f32", "private", 2, [25 * MB, 100 * MB], "gloo", 5),
+    ("all_reduce", "f32", "private", 2, [64 * KB, MB], "openmpi", 1),
+    ("all_reduce", "f32", "private", 2, [8], "openmpi", 1),
+    ("barrier", "f32", "private", 2, [0], "openmpi", 1),
+    ("all_reduce", "bf16", "private", 2, [25 * MB, 100 * MB], "openmpi", 2),
+    ("all_reduce", "f32", "private", 4, None, "openmpi", 1),
+    ("all_reduce", "f32", "private", 4, None, "gloo", 1),
+    ("all_reduce", "f32", "group", 4, None, "openmpi", 1),
+    ("all_reduce", "f32", "group", 4, None, "gloo", 1),
+]
+
+
+def cases(quick):
+    """(ranks, op, dtype, paths, bytes)"""
+    sizes = [8, 64 * KB, MB, 25 * MB, 100 * MB]
+    if not quick:
+        sizes = [8, 256, 4 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 25 * MB, 100 * MB, 256 * MB]
+    both = ["group", "private"]
+    for ranks in [2, 4]:
+        yield from ((ranks, "all_reduce", "f32", both, size) for size in sizes)
+        yield ranks, "barrier", "f32", ["private"], 0
+        if ranks == 2 or not quick:
+            large = [25 * MB, 100 * MB] if quick else sizes[3:]
+            yield from ((ranks, "all_reduce", "bf16", both, size) for size in large)
+            yield from ((ranks, "broadcast", "f32", both, size)
+                        for size in ([MB] if quick else sizes[3:]))
+
+
+def start_sides(ranks, wanted, most_bytes):
+    found = [sides.convoy(ranks)]
+    if "limit" in wanted:
+        found.append(sides.limit(ranks, most_bytes))
+    if "openmpi" in wanted:
+        if shutil.which("mpirun") and (sides.BIN / "bench_mpi").exists():
+            found += [sides.open_mpi(ranks, *setting) for setting in MPI_SETTINGS.items()]
+        else:
+            print("openmpi: not installed; left out")
+    if "gloo" in wanted:
+        found.append(sides.gloo(ranks))
+    return found
+
+
+def show(results, case, ranks):
+    op, dtype, path, size, _ = case
+    ours = results.best(case, ranks, "convoy")
+    if ours is None:
+        return
+    text = f"{op:14} {dtype:5} {path:8} n={ranks} {human(size):>7} {ours[0]:11.2f} us"
+    for peer in ["limit", "openmpi", "gloo"]:
+        best = results.best(case, ranks, peer)
+        if best:
+            text += f"   {peer} {best[0] / ours[0]:6.2f} x"
+            text += f" [{best[1]}]" if best[1] else ""
+    print(text, flush=True)
+
+
+def human(size):
+    for unit, name in [(MB, "MB"), (KB, "KB")]:
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def show_bars(records):
+    print("\nBars (peer's time / ours; against a peer's best setting):")
+    for op, dtype, path, ranks, sizes, peer, least in BARS:
+        found = {}
+        for r in records:
+            if (r["op"], r["dtype"], r["path"], r["ranks"], r["peer"]) != (op, dtype, path, ranks, peer):
+                continue
+            if sizes is None or r["bytes"] in sizes:
+                found[r["bytes"]] = min(found.get(r["bytes"], float("inf")), r["ratio"])
+        for size, ratio in sorted(found.items()):
+            verdict = "met   " if ratio >= least else "MISSED"
+            print(f"  {verdict} {op} {dtype} {path} n={ranks} {human(size):>7}: "
+                  f"{ratio:.2f} x {peer} (bar {least})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, less than two minutes")
+    parser.add_argument("--rounds", type=int, help="times that every side measures every case")
+    parser.add_argument("--seconds", type=float, default=0.03, help="of one measurement, about")
+    parser.add_argument("--peers", default="limit,openmpi,gloo")
+    parser.add_argument("--ops", help="only these operations")
+    parser.add_argument("--ranks", help="only these numbers of ranks")
+    parser.add_argument("--sizes", help="only these sizes, in bytes")
+    parser.add_argument("--dtypes", help="only these types")
+    parser.add_argument("--json", default=sides.ROOT / "build" / "bench" / "coll.json", type=Path)
+    options = parser.parse_args()
+    rounds = options.rounds or (5 if options.quick else 11)
+
+    def wanted(value, choice):
+        return choice is None or str(value) in choice.split(",")
+
+    todo = [c for c in cases(options.quick)
+            if wanted(c[0], options.ranks) and wanted(c[1], options.ops)
+            and wanted(c[2], options.dtypes) and wanted(c[4], options.sizes)]
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ratios are peer's time / ours, "
+          f"above 1 we are faster")
+    results = sides.Results()
+    start = time.monotonic()
+    for ranks in sorted({c[0] for c in todo}):
+        running = start_sides(ranks, options.peers.split(","), max(c[4] for c in todo))
+        try:
+            for _, op, dtype, paths, size in (c for c in todo if c[0] == ranks):
+                for path in paths:
+                    case = (op, dtype, path, size, options.seconds)
+                    results.run(running, case, rounds)
+                    show(results, case, ranks)
+        finally:
+            for side in running:
+                side.close()
+    records = results.records("coll")
+    sides.write_records(records, options.json)
+    show_bars(records)
+    print(f"\n{len(records)} records in {options.json}, {time.monotonic() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (sides.SideFailed, subprocess.SubprocessError) as error:
+        sys.exit(f"bench: {error}")

@@ -1,0 +1,166 @@
+"""Runs the sides of a benchmark: programs that stay up and take turns, case by case.
+
+A side's ranks sleep in a read until a case comes, so they do not disturb each other. Each has its
+own folder of pipes: <rank> for cases to that rank, `answers` for rank 0's results.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / "build" / "release" / "bin"
+
+
+class SideFailed(Exception):
+    pass
+
+
+class Side:
+    """One library in one setting, on `ranks` ranks."""
+
+    def __init__(self, name, setting, ranks, commands, environment=None):
+        """`commands`: what starts the ranks (one program that starts all of them, or one each)."""
+        self.name, self.setting, self.ranks = name, setting, ranks
+        self.folder = tempfile.TemporaryDirectory(prefix="convoy-bench.")
+        folder = Path(self.folder.name)
+        names = [str(rank) for rank in range(ranks)] + ["answers"]
+        for pipe in names:
+            os.mkfifo(folder / pipe)
+        # Both ends, so that opening waits for nobody. When this process goes, ranks see the end.
+        pipes = [os.open(folder / pipe, os.O_RDWR | os.O_CLOEXEC) for pipe in names]
+        self.cases, self.answers = pipes[:-1], pipes[-1]
+        self.buffer = b""
+        self.log = open(folder / "log", "w+")
+        self.processes = []
+        for rank, command in enumerate(commands):
+            env = common_environment() | {"BENCH_SIDE": str(folder)} | (environment or {})
+            if len(commands) > 1:
+                env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            self.processes.append(subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+                start_new_session=True))
+
+    def run(self, case, limit=300):
+        """{variant: microseconds}; empty if the side cannot do it."""
+        line = " ".join(str(word) for word in case) + "\n"
+        for pipe in self.cases:
+            os.write(pipe, line.encode())
+        waited = 0
+        while b"\n" not in self.buffer:
+            if select.select([self.answers], [], [], 1)[0]:
+                self.buffer += os.read(self.answers, 65536)
+                continue
+            waited += 1
+            ended = [p.returncode for p in self.processes if p.poll() is not None]
+            if ended or waited > limit:
+                self.log.seek(0)
+                why = f"ended with {ended}" if ended else f"no answer after {limit} s"
+                raise SideFailed(f"{self} {why} in case '{line.strip()}':\n{self.log.read()[-4000:]}")
+        answer, self.buffer = self.buffer.split(b"\n", 1)
+        return json.loads(answer)
+
+    def close(self):
+        for pipe in [*self.cases, self.answers]:
+            os.close(pipe)
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.log.close()
+        self.folder.cleanup()
+
+    def __str__(self):
+        return f"{self.name} ({self.setting})" if self.setting else self.name
+
+
+def common_environment():
+    """The same for all sides."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
+    return env | {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def cores():
+    return len(os.sched_getaffinity(0))
+
+
+def convoy(ranks, program="bench_coll"):
+    pin = ["--pin"] if ranks <= cores() else []
+    command = [BIN / "convoy", "run", "-n", str(ranks), "--no-prefix", *pin, BIN / program]
+    return Side("convoy", "", ranks, [command])
+
+
+def limit(ranks, most_bytes):
+    return Side("limit", "", ranks, [[BIN / "bench_limit", str(ranks), str(most_bytes)]])
+
+
+def open_mpi(ranks, setting="", arguments=()):
+    command = ["mpirun", "-n", str(ranks), *arguments]
+    if ranks > cores():
+        command.append("--oversubscribe")
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    return Side("openmpi", setting, ranks, [[*command, BIN / "bench_mpi"]],
+                {"OMPI_MCA_btl_base_warn_component_unused": "0"})
+
+
+def gloo(ranks):
+    python = ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
+    return Side("gloo", "", ranks, [[python, ROOT / "bench" / "peer_gloo.py"]] * ranks,
+                {"GLOO_SOCKET_IFNAME": "lo"})
+
+
+class Results:
+    """Times of all sides, round by round."""
+
+    def __init__(self):
+        self.times = {}  # (case without seconds, ranks) -> {(side, setting, variant): [us]}
+
+    def run(self, sides, case, rounds):
+        """`case`: op, dtype, path, bytes, seconds. The sides take turns; every round begins with
+        another one, because each inherits the caches of the one before."""
+        for turn in range(rounds):
+            for side in sides[turn % len(sides):] + sides[:turn % len(sides)]:
+                for variant, us in side.run(case).items():
+                    times = self.times.setdefault((case[:4], side.ranks), {})
+                    times.setdefault((side.name, side.setting, variant), []).append(us)
+
+    def best(self, case, ranks, name):
+        """(median us, setting or variant) of a side's best way; None if it was not measured."""
+        found = [(median(us), f"{setting} {variant}".strip())
+                 for (side, setting, variant), us in self.times.get((case[:4], ranks), {}).items()
+                 if side == name]
+        return min(found, default=None)
+
+    def records(self, bench):
+        """One for each peer and setting, ratio = peer / ours. Of a peer's variants the best."""
+        records = []
+        for ((op, dtype, path, size), ranks), times in self.times.items():
+            ours = [median(us) for (side, _, _), us in times.items() if side == "convoy"]
+            if not ours:
+                continue
+            peers = {}
+            for (side, setting, variant), us in times.items():
+                if side != "convoy":
+                    key = (side, setting)
+                    peers[key] = min(peers.get(key, (float("inf"), "")), (median(us), variant))
+            for (peer, setting), (us, variant) in peers.items():
+                records.append({
+                    "bench": bench, "op": op, "dtype": dtype, "path": path, "ranks": ranks,
+                    "bytes": size, "ours_us": round(min(ours), 3), "peer": peer,
+                    "peer_us": round(us, 3), "ratio": round(us / min(ours), 3),
+                    "setting": setting or variant})
+        return records
+
+
+def write_records(records, file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as out:
+        out.write("[\n" + ",\n".join("  " + json.dumps(r) for r in records) + "\n]\n")
