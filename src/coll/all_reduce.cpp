@@ -12,8 +12,6 @@ namespace {
 constexpr std::size_t kLeastChunk = std::size_t{32} << 10;
 constexpr std::size_t kMostChunk = std::size_t{1} << 20;
 constexpr std::size_t kChunksPerRank = 8;
-// From here on results bypass the caches: peers would have to fetch them anyway.
-constexpr std::size_t kStreamingBytes = std::size_t{64} << 10;
 
 std::uint64_t tagged(std::uint64_t number, std::uint64_t count) {
   return (number & 0xffffffff) << 32 | count;
@@ -52,9 +50,9 @@ void Engine::all_reduce(const Running& running) {
     all_shared &= theirs.input && theirs.output;
   }
   if (all_shared) {
-    reduce_in_place(running);
+    tuned(running, Route::kDirect, [&](StoreHint hint) { reduce_in_place(running, hint); });
   } else {
-    reduce_staged(running);
+    tuned(running, Route::kStaged, [&](StoreHint hint) { reduce_staged(running, hint); });
   }
 }
 
@@ -74,7 +72,7 @@ void Engine::reduce_small(const Running& running) {
 // All inputs and outputs are visible to all ranks: whoever takes a chunk reduces it over all inputs
 // and writes it to all outputs. The operation is complete when all chunks are finished; a rank that
 // the scheduler kept away does not hold up the others.
-void Engine::reduce_in_place(const Running& running) {
+void Engine::reduce_in_place(const Running& running, StoreHint hint) {
   const Call& call = *running.call;
   const std::size_t element = size_of(call.signature.type);
   const std::size_t bytes = call.bytes();
@@ -82,7 +80,6 @@ void Engine::reduce_in_place(const Running& running) {
   const std::uint64_t chunks = (bytes + chunk - 1) / chunk;
   const std::uint64_t number = running.number;
   const Reduction reduction = call.reduction(size_);
-  const auto hint = bytes >= kStreamingBytes ? StoreHint::kStreaming : StoreHint::kCached;
   auto& claimed = group().claimed;
   auto& finished = group().finished;
 
@@ -167,7 +164,7 @@ void Engine::reduce_in_place(const Running& running) {
 // have reduced my slice of round t". Two buffers of each kind suffice: staging for round t + 1
 // overwrites that of t - 1, which B(t - 1) of all ranks, awaited before, has released; the result
 // of round t overwrites that of t - 2, which everyone has copied before A(t), also awaited before.
-void Engine::reduce_staged(const Running& running) {
+void Engine::reduce_staged(const Running& running, StoreHint staging) {
   const Call& call = *running.call;
   const std::size_t element = size_of(call.signature.type);
   const std::size_t bytes = call.bytes();
@@ -179,8 +176,8 @@ void Engine::reduce_staged(const Running& running) {
   const std::size_t round_bytes = slice * n;
   const std::uint64_t rounds = (bytes + round_bytes - 1) / round_bytes;
   const Reduction reduction = call.reduction(size_);
-  const StoreHint staging = staging_hint();
-  const StoreHint writing = bytes >= kStreamingBytes ? StoreHint::kStreaming : StoreHint::kCached;
+  // Results that go back to where they came from are in the cache already, if they fit.
+  const StoreHint writing = StoreHint::kCached;
   const bool private_input = !slot(rank_, running.number).input;
   const bool private_output = !slot(rank_, running.number).output;
   bool any_private_output = false;

@@ -4,11 +4,6 @@
 #include "coll/engine_wait.h"
 
 namespace convoy::coll {
-namespace {
-
-constexpr std::size_t kStreamingBytes = std::size_t{1} << 20;
-
-}  // namespace
 
 void Engine::broadcast(const Running& running) {
   const Call& call = *running.call;
@@ -24,21 +19,20 @@ void Engine::broadcast(const Running& running) {
                                                     : layout_.payload(base_, root, running.number);
     std::memcpy(call.output, source, bytes);
   } else if (slot(root, running.number).input) {
-    broadcast_direct(running);
+    tuned(running, Route::kDirect, [&](StoreHint hint) { broadcast_direct(running, hint); });
   } else {
-    broadcast_staged(running);
+    tuned(running, Route::kStaged, [&](StoreHint hint) { broadcast_staged(running, hint); });
   }
 }
 
 // The root's data is in shared memory: everyone copies it from there, and the root waits until all
 // have.
-void Engine::broadcast_direct(const Running& running) {
+void Engine::broadcast_direct(const Running& running, StoreHint hint) {
   const Call& call = *running.call;
   const std::size_t bytes = call.bytes();
   const int root = static_cast<int>(call.signature.root);
   if (rank_ != root) {
     const std::byte* source = peer_memory(running, root, slot(root, running.number).input, bytes);
-    const auto hint = bytes >= kStreamingBytes ? StoreHint::kStreaming : StoreHint::kCached;
     workers_.split(bytes, kLine, [&](std::size_t begin, std::size_t end) {
       copy(call.output + begin, source + begin, end - begin, hint);
     });
@@ -49,15 +43,14 @@ void Engine::broadcast_direct(const Running& running) {
 
 // The root fills its two staging buffers in turn; the others copy from them. A rank's step counts
 // the rounds it has done: filled, for the root, and copied, for the others.
-void Engine::broadcast_staged(const Running& running) {
+void Engine::broadcast_staged(const Running& running, StoreHint staging) {
   const Call& call = *running.call;
   const std::size_t bytes = call.bytes();
   const int root = static_cast<int>(call.signature.root);
   const std::size_t piece = layout_.stage_bytes();
   const std::uint64_t rounds = (bytes + piece - 1) / piece;
   const std::uint64_t base = step_;
-  const StoreHint staging = staging_hint();
-  const auto hint = bytes >= kStreamingBytes ? StoreHint::kStreaming : StoreHint::kCached;
+  const StoreHint hint = StoreHint::kCached;
   const auto done = [&](int rank, std::uint64_t round) {
     return head(rank).step.load(std::memory_order_acquire) >= base + round + 1;
   };

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "coll/tuner.h"
 #include "coll/types.h"
 #include "os/wait.h"
 #include "transport/shm/arena.h"
@@ -58,9 +59,6 @@ struct alignas(kLine) GroupHead {
   alignas(kLine) std::atomic<std::uint64_t> failed{0};
   // Ranks that have left (fetch_add after `left` is set, before the bell rings).
   std::atomic<std::uint32_t> departures{0};
-  // Nanoseconds of a round trip between cores, measured by rank 0; 0: not yet. Only advice:
-  // relaxed.
-  std::atomic<std::uint32_t> core_distance{0};
   // (operation number mod 2^32) << 32 | chunks claimed, or finished, of that operation. CAS and
   // fetch_add (acq_rel) by every rank that works on it.
   alignas(kLine) std::atomic<std::uint64_t> claimed{0};
@@ -78,6 +76,7 @@ struct alignas(kLine) Slot {
   // Second line: only read for large operations.
   alignas(kLine) shm::Location input;  // segment 0: private memory
   shm::Location output;
+  std::array<StoreHint, kRoutes> hints{};  // rank 0's choice for all
 };
 static_assert(sizeof(Slot) == 2 * kLine);
 

@@ -23,11 +23,18 @@ shm::MeshOptions mesh_options(const Layout& layout, const EngineOptions& options
           .deadline = options.deadline};
 }
 
-// Where cores are a thread's whole supply a probe only measures the scheduler.
-CoreDistance core_distance(int ranks) {
-  if (ranks > usable_cores()) return {std::chrono::nanoseconds(1)};
-  static const CoreDistance measured = measure_core_distance();
-  return measured;
+CoreSet all_cores(const shm::Mesh& mesh) {
+  CoreSet all;
+  for (int r = 0; r < mesh.size(); ++r) all.add(mesh.process(r).cores);
+  return all;
+}
+
+// Near cores hand over cached lines faster than memory does; far ones do not. Where ranks outnumber
+// cores a probe would only measure the scheduler.
+StoreHint first_guess(const CoreSet& cores, int ranks) {
+  if (ranks > usable_cores(cores)) return StoreHint::kCached;
+  static const CoreDistance measured = measure_core_distance(cores);
+  return measured.near() ? StoreHint::kCached : StoreHint::kStreaming;
 }
 
 }  // namespace
@@ -46,7 +53,7 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
       layout_(size),
       mesh_(shm::Mesh::create(store, rank, size, mesh_options(layout_, options))),
       base_(mesh_->control().data()),
-      policy_(WaitPolicy::for_ranks(size)),
+      policy_(WaitPolicy::for_ranks(size, usable_cores(all_cores(*mesh_)))),
       bell_(std::make_shared<Bell>(group().bell)),
       workers_(options.threads) {
   const auto n = static_cast<std::size_t>(size);
@@ -55,11 +62,7 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
   inputs_.resize(n);
   outputs_.resize(n);
   mesh_->subscribe(bell_);
-  if (rank == 0 && size > 1) {
-    const auto trip = core_distance(size).round_trip.count();
-    group().core_distance.store(static_cast<std::uint32_t>(std::max<long>(1, trip)),
-                                std::memory_order_relaxed);
-  }
+  if (rank == 0 && size > 1) tuner_.emplace(first_guess(all_cores(*mesh_), size));
 }
 
 Engine::~Engine() {
@@ -94,13 +97,6 @@ void Engine::close() noexcept {
 void Engine::abort(const std::string& why) noexcept {
   const std::uint64_t next = last_completed() + 1;
   record_failure(next, ErrorKind::kPeerLost, concat("rank ", rank_, " aborted the group: ", why));
-}
-
-StoreHint Engine::staging_hint() const {
-  // Near cores hand over cached lines faster than memory does; far ones do not.
-  const auto trip = group().core_distance.load(std::memory_order_relaxed);
-  const CoreDistance distance{std::chrono::nanoseconds(trip)};
-  return distance.near() ? StoreHint::kCached : StoreHint::kStreaming;
 }
 
 void Engine::run(const Call& call, std::uint64_t number) {
@@ -145,6 +141,8 @@ void Engine::arrive(const Running& running) {
     auto& fabric = shm::Fabric::instance();
     mine.input = call.input ? fabric.locate(call.input, bytes) : shm::Location{};
     mine.output = fabric.locate(call.output, bytes);
+    if (tuner_)
+      mine.hints = {tuner_->choose(Route::kDirect, bytes), tuner_->choose(Route::kStaged, bytes)};
   }
   mine.arrived.store(running.number, std::memory_order_release);
   wait_all(running, [&](int r) {

@@ -118,11 +118,11 @@ class Engine {
   void compare_signatures(const Running& running);
   void all_reduce(const Running& running);
   void reduce_small(const Running& running);
-  void reduce_in_place(const Running& running);
-  void reduce_staged(const Running& running);
+  void reduce_in_place(const Running& running, StoreHint hint);
+  void reduce_staged(const Running& running, StoreHint hint);
   void broadcast(const Running& running);
-  void broadcast_direct(const Running& running);
-  void broadcast_staged(const Running& running);
+  void broadcast_direct(const Running& running, StoreHint hint);
+  void broadcast_staged(const Running& running, StoreHint hint);
   void publish_step(std::uint64_t step);
   void wait_steps(const Running& running, std::uint64_t step);
   std::byte* peer_memory(const Running& running, int rank, const shm::Location& location,
@@ -131,7 +131,12 @@ class Engine {
   Slot& slot(int rank, std::uint64_t number) const { return head(rank).slots[number & 1]; }
   RankHead& head(int rank) const { return layout_.rank(base_, rank); }
   GroupHead& group() const { return layout_.group(base_); }
-  StoreHint staging_hint() const;
+  // What rank 0 chose for this operation, and its note of how it went.
+  StoreHint hint(const Running& running, Route route) const {
+    return slot(0, running.number).hints[static_cast<std::size_t>(route)];
+  }
+  template <class Operation>
+  void tuned(const Running& running, Route route, Operation operation);
 
   const int rank_;
   const int size_;
@@ -142,7 +147,8 @@ class Engine {
   WaitPolicy policy_;
   std::shared_ptr<Bell> bell_;
   Workers workers_;
-  std::uint64_t step_ = 0;  // this rank's steps so far; equal in all ranks between operations
+  std::optional<Tuner> tuner_;  // of rank 0
+  std::uint64_t step_ = 0;      // this rank's steps so far; equal in all ranks between operations
   std::atomic<std::uint64_t> completed_{0};
   std::atomic<bool> closing_{false};
   // Scratch of run(), sized once.

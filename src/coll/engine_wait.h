@@ -73,4 +73,14 @@ void Engine::wait_all(const Running& running, Flag flag) {
   wait(running, ready, blocker, lagging);
 }
 
+// Runs operation(hint) of a large operation; rank 0 notes how long it took.
+template <class Operation>
+void Engine::tuned(const Running& running, Route route, Operation operation) {
+  const StoreHint chosen = hint(running, route);
+  if (!tuner_) return operation(chosen);
+  const auto start = Deadline::Clock::now();
+  operation(chosen);
+  tuner_->record(route, running.call->bytes(), chosen, Deadline::Clock::now() - start);
+}
+
 }  // namespace convoy::coll

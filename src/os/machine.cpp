@@ -18,50 +18,6 @@
 namespace convoy {
 namespace {
 
-// An affinity mask of any number of cores: cpu_set_t ends at 1024.
-class CoreMask {
- public:
-  // Of the calling thread; empty if it cannot be read.
-  static CoreMask of_thread() {
-    for (std::size_t words = 16; words <= 4096; words *= 2) {
-      CoreMask mask(words);
-      if (sched_getaffinity(0, mask.bytes(), mask.set()) == 0) return mask;
-    }
-    return CoreMask(0);
-  }
-  static CoreMask of_core(int core) {
-    CoreMask mask(static_cast<std::size_t>(core) / kBits + 1);
-    CPU_SET_S(static_cast<std::size_t>(core), mask.bytes(), mask.set());
-    return mask;
-  }
-
-  int count() const { return words_.empty() ? 0 : CPU_COUNT_S(bytes(), set()); }
-  // The n-th core of the mask, the last one if it has fewer; -1 if it is empty.
-  int nth(int n) const {
-    int last = -1;
-    for (std::size_t core = 0; core < words_.size() * kBits; ++core) {
-      if (!CPU_ISSET_S(core, bytes(), set())) continue;
-      last = static_cast<int>(core);
-      if (n-- == 0) break;
-    }
-    return last;
-  }
-  // Best effort: a probe is then merely noisier.
-  void pin_thread() const {
-    if (!words_.empty()) sched_setaffinity(0, bytes(), set());
-  }
-
- private:
-  static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
-
-  explicit CoreMask(std::size_t words) : words_(words) {}
-  std::size_t bytes() const { return words_.size() * sizeof(unsigned long); }
-  cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words_.data()); }
-  const cpu_set_t* set() const { return reinterpret_cast<const cpu_set_t*>(words_.data()); }
-
-  std::vector<unsigned long> words_;
-};
-
 // Two lines; each has one writer, and the other side reads it with acquire.
 class PingPong {
  public:
@@ -103,7 +59,7 @@ class PingPong {
 std::jthread start_echo(PingPong& lines, int core) {
   try {
     return std::jthread([&lines, core] {
-      if (core >= 0) CoreMask::of_core(core).pin_thread();
+      if (core >= 0) CoreSet::of_core(core).pin_thread();
       lines.echo();
     });
   } catch (const std::system_error& error) {
@@ -113,21 +69,86 @@ std::jthread start_echo(PingPong& lines, int core) {
 
 }  // namespace
 
-int usable_cores() {
-  int cores = CoreMask::of_thread().count();
+CoreSet CoreSet::of_thread() {
+  for (std::size_t words = 16; words <= 4096; words *= 2) {
+    CoreSet set(words);
+    if (sched_getaffinity(0, set.bytes(), set.mask()) == 0) return set;
+  }
+  return {};
+}
+
+CoreSet CoreSet::of_core(int core) {
+  CoreSet set(static_cast<std::size_t>(core) / kBits + 1);
+  CPU_SET_S(static_cast<std::size_t>(core), set.bytes(), set.mask());
+  return set;
+}
+
+int CoreSet::count() const { return words_.empty() ? 0 : CPU_COUNT_S(bytes(), mask()); }
+
+int CoreSet::nth(int n) const {
+  int last = -1;
+  for (std::size_t core = 0; core < words_.size() * kBits; ++core) {
+    if (!CPU_ISSET_S(core, bytes(), mask())) continue;
+    last = static_cast<int>(core);
+    if (n-- == 0) break;
+  }
+  return last;
+}
+
+void CoreSet::add(const CoreSet& other) {
+  if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
+  for (std::size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
+}
+
+void CoreSet::pin_thread() const {
+  if (!words_.empty()) sched_setaffinity(0, bytes(), mask());
+}
+
+std::string CoreSet::to_string() const {
+  std::string text;
+  for (std::size_t first = 0; first < words_.size() * kBits; first += 4) {
+    unsigned digit = 0;
+    for (std::size_t i = 0; i < 4; ++i) {
+      digit |= static_cast<unsigned>(words_[(first + i) / kBits] >> (first + i) % kBits & 1) << i;
+    }
+    text += "0123456789abcdef"[digit];
+  }
+  while (text.size() > 1 && text.back() == '0') text.pop_back();
+  return text.empty() ? "0" : text;
+}
+
+CoreSet CoreSet::parse(std::string_view text) {
+  constexpr std::size_t kMostDigits = 4096 * kBits / 4;
+  const auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  if (text.empty() || text.size() > kMostDigits || !std::all_of(text.begin(), text.end(), hex)) {
+    fail(ErrorKind::kInvalidArgument, "not a set of cores");
+  }
+  CoreSet set((text.size() * 4 + kBits - 1) / kBits);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto digit =
+        static_cast<unsigned long>(text[i] <= '9' ? text[i] - '0' : text[i] - 'a' + 10);
+    set.words_[4 * i / kBits] |= digit << 4 * i % kBits;
+  }
+  return set;
+}
+
+int usable_cores(const CoreSet& set) {
+  int cores = set.count();
   if (cores == 0) cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   return std::max(1, std::min(cores, cgroup_cores().value_or(cores)));
 }
 
-CoreDistance measure_core_distance() {
+int usable_cores() { return usable_cores(CoreSet::of_thread()); }
+
+CoreDistance measure_core_distance(const CoreSet& cores) {
   constexpr std::uint32_t kRounds = 50;
   constexpr std::uint32_t kTrips = 20;
   // Not on the stack: there AddressSanitizer does not keep such an alignment.
   const auto memory = std::make_unique<PingPong>();
   PingPong& lines = *memory;
-  const auto before = CoreMask::of_thread();
-  auto echo = start_echo(lines, before.nth(1));
-  if (const int core = before.nth(0); core >= 0) CoreMask::of_core(core).pin_thread();
+  const auto before = CoreSet::of_thread();
+  auto echo = start_echo(lines, cores.nth(1));
+  if (const int core = cores.nth(0); core >= 0) CoreSet::of_core(core).pin_thread();
   lines.trip(1);  // the other side runs now
   auto best = std::chrono::nanoseconds::max();
   const auto limit = Deadline::after(std::chrono::milliseconds(50));

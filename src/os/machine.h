@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace convoy {
 
@@ -16,7 +19,39 @@ struct SystemRoot {
   std::string cgroup = "/sys/fs/cgroup";
 };
 
-// Cores that the calling thread may run on: its affinity mask, and a cgroup's CPU quota.
+// A set of cores of this host, of any number: cpu_set_t ends at 1024.
+class CoreSet {
+ public:
+  CoreSet() = default;
+  // The affinity mask of the calling thread; empty if it cannot be read.
+  static CoreSet of_thread();
+  static CoreSet of_core(int core);
+
+  int count() const;
+  // The n-th core, the last one if there are fewer; -1 if the set is empty.
+  int nth(int n) const;
+  void add(const CoreSet& other);
+  // Best effort: where it is not allowed nothing changes.
+  void pin_thread() const;
+
+  // Hexadecimal digits, core 0 first.
+  std::string to_string() const;
+  static CoreSet parse(std::string_view text);  // throws kInvalidArgument
+
+ private:
+  static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
+
+  explicit CoreSet(std::size_t words) : words_(words) {}
+  std::size_t bytes() const { return words_.size() * sizeof(unsigned long); }
+  cpu_set_t* mask() { return reinterpret_cast<cpu_set_t*>(words_.data()); }
+  const cpu_set_t* mask() const { return reinterpret_cast<const cpu_set_t*>(words_.data()); }
+
+  std::vector<unsigned long> words_;
+};
+
+// How many of the cores can be used at once: a cgroup's CPU quota may be smaller. At least one.
+int usable_cores(const CoreSet& set);
+// Of those that the calling thread may run on.
 int usable_cores();
 
 // The tightest CPU quota of a cgroup (v2 or v1) above this process, in cores, rounded up; nullopt
@@ -41,11 +76,11 @@ struct CoreDistance {
   std::chrono::nanoseconds round_trip;
   bool near() const { return round_trip < std::chrono::nanoseconds(150); }
 };
-// Two threads pass a line back and forth, on two cores if this one may use two; takes about a
-// millisecond, on a busy machine up to fifty. A busy machine shows a longer trip than there is: the
+// Two threads pass a line back and forth, on the first two of the cores; takes about a millisecond,
+// on a busy machine up to fifty. A busy machine shows a longer trip than there is: the
 // best of several rounds counts. With one core it returns the cost of a context switch. Throws
 // kResource if no thread can be made.
-CoreDistance measure_core_distance();
+CoreDistance measure_core_distance(const CoreSet& cores = CoreSet::of_thread());
 
 std::string host_name();
 // Names a running system: equal in all processes of one boot of one host, containers included.

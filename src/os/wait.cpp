@@ -2,14 +2,12 @@
 
 #include <sched.h>
 
-#include "os/machine.h"
-
 namespace convoy {
 
 void yield_cpu() noexcept { sched_yield(); }
 
-WaitPolicy WaitPolicy::for_ranks(int waiters) {
-  if (waiters > usable_cores()) return {.spins = 0, .yields = 50};
+WaitPolicy WaitPolicy::for_ranks(int waiters, int cores) {
+  if (waiters > cores) return {.spins = 0, .yields = 50};
   return {};
 }
 

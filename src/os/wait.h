@@ -36,8 +36,8 @@ struct WaitPolicy {
   int spins = 2000;
   int yields = 20;
 
-  // For `waiters` processes or threads that wait for each other on this machine.
-  static WaitPolicy for_ranks(int waiters);
+  // For processes or threads that wait for each other, with so many cores between them.
+  static WaitPolicy for_ranks(int waiters, int cores);
 };
 
 // A word that one side advances and others sleep on, in private or shared memory.

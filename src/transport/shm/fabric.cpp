@@ -100,6 +100,7 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
   self_.start_time = process_start_time(self_.pid);
   self_.boot = boot_id();
   self_.host = host_name();
+  self_.cores = CoreSet::of_thread();
   impl_->memory.lock()->arena.emplace(Arena::Hooks{
       // All run under the memory lock, from Arena's methods.
       .next_id = [next = SegmentId{1}]() mutable { return next++; },

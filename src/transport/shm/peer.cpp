@@ -20,18 +20,21 @@ constexpr auto kExitGrace = std::chrono::milliseconds(200);
 }  // namespace
 
 std::string ProcessInfo::encode() const {
-  return concat(id.to_string(), " ", pid, " ", start_time, " ", boot, " ", host, " ", socket);
+  return concat(id.to_string(), " ", pid, " ", start_time, " ", boot, " ", host, " ", socket, " ",
+                cores.to_string());
 }
 
 ProcessInfo ProcessInfo::decode(const std::string& text) {
   std::istringstream in(text);
   ProcessInfo info;
-  std::string id;
-  if (!(in >> id >> info.pid >> info.start_time >> info.boot >> info.host >> info.socket) ||
+  std::string id, cores;
+  if (!(in >> id >> info.pid >> info.start_time >> info.boot >> info.host >> info.socket >>
+        cores) ||
       info.pid <= 0) {
     fail(ErrorKind::kInvalidArgument, "the store holds no process description: '", text, "'");
   }
   info.id = Id::parse(id);
+  info.cores = CoreSet::parse(cores);
   return info;
 }
 

@@ -14,6 +14,7 @@
 #include "base/guarded.h"
 #include "base/id.h"
 #include "base/loop.h"
+#include "os/machine.h"
 #include "os/process.h"
 #include "os/socket.h"
 #include "transport/shm/arena.h"
@@ -28,6 +29,7 @@ struct ProcessInfo {
   std::string boot;    // boot_id(): names the running host
   std::string host;    // for messages
   std::string socket;  // where it accepts connections
+  CoreSet cores;       // that it may run on
 
   std::string encode() const;
   static ProcessInfo decode(const std::string& text);  // throws kInvalidArgument
