@@ -59,6 +59,7 @@ def cases(quick):
 
 def start_sides(ranks, wanted, most_bytes):
     found = [sides.convoy(ranks)]
+    found += [sides.convoy(ranks, setting) for setting in wanted if "=" in setting]
     if "limit" in wanted:
         found.append(sides.limit(ranks, most_bytes))
     if "openmpi" in wanted:
@@ -71,14 +72,14 @@ def start_sides(ranks, wanted, most_bytes):
     return found
 
 
-def show(results, case, ranks):
+def show(results, case, ranks, peers):
     op, dtype, path, size, _ = case
     ours = results.best(case, ranks, "convoy")
     if ours is None:
         return
     text = f"{op:14} {dtype:5} {path:8} n={ranks} {human(size):>7} {ours[0]:11.2f} us"
-    for peer in ["limit", "openmpi", "gloo"]:
-        best = results.best(case, ranks, peer)
+    for peer in peers:
+        best = results.best(case, ranks, f"convoy {peer}" if "=" in peer else peer)
         if best:
             text += f"   {peer} {best[0] / ours[0]:6.2f} x"
             text += f" [{best[1]}]" if best[1] else ""
@@ -112,7 +113,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer sizes, less than two minutes")
     parser.add_argument("--rounds", type=int, help="times that every side measures every case")
     parser.add_argument("--seconds", type=float, default=0.03, help="of one measurement, about")
-    parser.add_argument("--peers", default="limit,openmpi,gloo")
+    parser.add_argument("--peers", default="limit,openmpi,gloo",
+                        help="also NAME=value: ourselves, with this variable set")
     parser.add_argument("--ops", help="only these operations")
     parser.add_argument("--ranks", help="only these numbers of ranks")
     parser.add_argument("--sizes", help="only these sizes, in bytes")
@@ -132,13 +134,14 @@ def main():
     results = sides.Results()
     start = time.monotonic()
     for ranks in sorted({c[0] for c in todo}):
-        running = start_sides(ranks, options.peers.split(","), max(c[4] for c in todo))
+        peers = options.peers.split(",")
+        running = start_sides(ranks, peers, max(c[4] for c in todo))
         try:
             for _, op, dtype, paths, size in (c for c in todo if c[0] == ranks):
                 for path in paths:
                     case = (op, dtype, path, size, options.seconds)
                     results.run(running, case, rounds)
-                    show(results, case, ranks)
+                    show(results, case, ranks, peers)
         finally:
             for side in running:
                 side.close()

@@ -91,10 +91,12 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
-def convoy(ranks, program="bench_coll"):
+def convoy(ranks, setting="", program="bench_coll"):
+    """`setting`: "NAME=value" of a variable, to compare ourselves with it in the same run."""
     pin = ["--pin"] if ranks <= cores() else []
     command = [BIN / "convoy", "run", "-n", str(ranks), "--no-prefix", *pin, BIN / program]
-    return Side("convoy", "", ranks, [command])
+    environment = dict([setting.split("=", 1)]) if setting else {}
+    return Side(f"convoy {setting}" if setting else "convoy", "", ranks, [command], environment)
 
 
 def limit(ranks, most_bytes):

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -93,7 +94,12 @@ void place_standard_descriptors(const Launch& launch) {
   const SpawnOptions& options = *launch.options;
   std::array<int, 3> sources = {options.standard_input, options.standard_output,
                                 options.standard_error};
-  if (sources[0] < 0) sources[0] = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  // Not through the library: ThreadSanitizer keeps notes about descriptors, and in a forked child
+  // they are what another thread was just writing.
+  if (sources[0] < 0) {
+    sources[0] =
+        static_cast<int>(::syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDONLY | O_CLOEXEC));
+  }
   // Sources may themselves be 0, 1 or 2: copy them above first.
   for (int& source : sources) {
     if (source < 0) continue;
@@ -103,7 +109,8 @@ void place_standard_descriptors(const Launch& launch) {
   }
   for (int target = 0; target < 3; ++target) {
     const int source = sources[static_cast<std::size_t>(target)];
-    if (source >= 0 && dup2(source, target) < 0) report_and_exit(launch, Step::kStandard, target);
+    if (source >= 0 && ::syscall(SYS_dup3, source, target, 0) < 0)
+      report_and_exit(launch, Step::kStandard, target);
   }
 }
 
