@@ -16,19 +16,49 @@ std::string_view to_string(OpKind kind) {
   switch (kind) {
     case OpKind::kNone: return "nothing";
     case OpKind::kBarrier: return "barrier";
+    case OpKind::kMonitoredBarrier: return "monitored_barrier";
     case OpKind::kAllReduce: return "all_reduce";
+    case OpKind::kReduce: return "reduce";
+    case OpKind::kReduceScatter: return "reduce_scatter";
     case OpKind::kBroadcast: return "broadcast";
+    case OpKind::kAllGather: return "all_gather";
+    case OpKind::kGather: return "gather";
+    case OpKind::kScatter: return "scatter";
+    case OpKind::kAllToAll: return "all_to_all";
+    case OpKind::kReduceScatterV: return "reduce_scatter_v";
+    case OpKind::kAllGatherV: return "all_gather_v";
+    case OpKind::kGatherV: return "gather_v";
+    case OpKind::kScatterV: return "scatter_v";
+    case OpKind::kAllToAllV: return "all_to_all_v";
   }
   return "an unknown operation";
 }
 
+namespace {
+
+bool has_root(OpKind op) {
+  return op == OpKind::kReduce || op == OpKind::kBroadcast || op == OpKind::kGather ||
+         op == OpKind::kScatter || op == OpKind::kGatherV || op == OpKind::kScatterV;
+}
+bool reduces(OpKind op) {
+  return op == OpKind::kAllReduce || op == OpKind::kReduce || op == OpKind::kReduceScatter ||
+         op == OpKind::kReduceScatterV;
+}
+
+}  // namespace
+
 std::string Signature::to_string() const {
   std::string text(coll::to_string(op));
-  if (op == OpKind::kBarrier) return text + "()";
-  text += concat("(", count, " x ", coll::to_string(type));
-  if (op == OpKind::kAllReduce) text += concat(", ", coll::to_string(reduce));
-  if (op == OpKind::kBroadcast) text += concat(", root ", root);
-  if (tag != 0) text += concat(", tag ", std::hex, tag);
+  if (op == OpKind::kBarrier || op == OpKind::kMonitoredBarrier) {
+    return text + (tag != 0 ? concat("(tag ", tag, ")") : "()");
+  }
+  text += "(";
+  if (!has_table(op)) text += concat(count, " x ");
+  text += coll::to_string(type);
+  if (pieces > 1) text += concat(" in ", pieces, " pieces");
+  if (reduces(op)) text += concat(", ", coll::to_string(reduce));
+  if (has_root(op)) text += concat(", root ", root);
+  if (tag != 0) text += concat(", tag ", tag);
   return text + ")";
 }
 
@@ -61,6 +91,11 @@ std::byte* Layout::data(std::byte* base, int rank) const {
 
 std::byte* Layout::payload(std::byte* base, int rank, std::uint64_t number) const {
   return data(base, rank) + (number & 1) * eager_;
+}
+
+CountTable& Layout::table(std::byte* base, int rank, std::uint64_t number) const {
+  std::byte* tables = data(base, rank) + 2 * (eager_ + stage_ + slice_);
+  return reinterpret_cast<CountTable*>(tables)[number & 1];
 }
 
 std::byte* Layout::stage(std::byte* base, int rank, std::uint64_t round) const {

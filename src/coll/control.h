@@ -14,8 +14,28 @@
 
 namespace convoy::coll {
 
-enum class OpKind : std::uint8_t { kNone, kBarrier, kAllReduce, kBroadcast };
+// Values are part of the fingerprint that ranks compare.
+enum class OpKind : std::uint8_t {
+  kNone,
+  kBarrier,
+  kMonitoredBarrier,
+  kAllReduce,
+  kReduce,
+  kReduceScatter,
+  kBroadcast,
+  kAllGather,
+  kGather,
+  kScatter,
+  kAllToAll,
+  // Counts differ by rank, and are compared in a table beside the fingerprint.
+  kReduceScatterV,
+  kAllGatherV,
+  kGatherV,
+  kScatterV,
+  kAllToAllV,
+};
 std::string_view to_string(OpKind kind);
+constexpr bool has_table(OpKind kind) { return kind >= OpKind::kReduceScatterV; }
 
 // What all ranks must agree on for one operation: the fingerprint that every rank writes beside its
 // arrival and compares with every other rank's before any data is touched.
@@ -24,8 +44,9 @@ struct Signature {
   DataType type = DataType::kU8;
   ReduceOp reduce = ReduceOp::kSum;
   std::uint8_t reserved = 0;
-  std::uint32_t root = 0;
-  std::uint64_t count = 0;
+  std::uint16_t root = 0;
+  std::uint16_t pieces = 0;  // of a coalesced operation
+  std::uint64_t count = 0;   // elements: of the buffer, or of each rank's part of it
   std::uint64_t tag = 0;     // the caller's own, such as a hash of a layout
   std::uint64_t factor = 0;  // bits of the factor of premul_sum
 
@@ -66,6 +87,21 @@ struct alignas(kLine) GroupHead {
   alignas(kLine) Cause cause;
 };
 
+// Where the ranks that read a rank's data find it.
+enum class Carrier : std::uint8_t {
+  kNone,     // it sends nothing
+  kInline,   // in the slot
+  kPayload,  // in the slot's payload
+  kShared,   // in its own shared memory
+  kPrivate,  // nowhere yet: it must be staged, or read out of the process
+};
+
+// What a rank expects of every other one, in elements. Written with the slot.
+struct CountTable {
+  std::array<std::uint64_t, kMaxRanks> send;
+  std::array<std::uint64_t, kMaxRanks> receive;
+};
+
 // Where a rank's data is for one operation. Two of them alternate: an operation's slot is written
 // again two operations later, and a rank gets there only after every other rank has arrived at the
 // operation between, that is, has done with this one.
@@ -74,8 +110,13 @@ struct alignas(kLine) Slot {
   Signature signature;
   std::array<std::byte, kInlineBytes> small{};  // the data itself if it fits
   // Second line: only read for large operations.
-  alignas(kLine) shm::Location input;  // segment 0: private memory
+  // Segment 0: private memory at the address `offset`. Where the input has several stretches, their
+  // locations stand in the payload, those of the outputs after them.
+  alignas(kLine) shm::Location input;
   shm::Location output;
+  std::uint16_t stretches = 0;  // of the input
+  Carrier carrier = Carrier::kNone;
+  bool shared_output = false;
   std::array<StoreHint, kRoutes> hints{};  // rank 0's choice for all
 };
 static_assert(sizeof(Slot) == 2 * kLine);
@@ -93,6 +134,11 @@ struct alignas(kLine) RankHead {
   std::atomic<std::uint64_t> departed{0};
   // The owner has noticed that the group is broken and touches no peer's memory any more.
   std::atomic<std::uint64_t> gave_up{0};
+  // Whether the owner can read the others' private memory: 0 not known, 1 yes, 2 no. Release by the
+  // owner, before a step that says so.
+  std::atomic<std::uint64_t> reads_private{0};
+  // An address in the owner's private memory, to try it. Relaxed, before the first arrival.
+  std::atomic<std::uint64_t> probe{0};
 };
 
 // Sizes and places, computed alike by every rank.
@@ -110,14 +156,18 @@ class Layout {
   GroupHead& group(std::byte* base) const;
   RankHead& rank(std::byte* base, int rank) const;
   std::byte* payload(std::byte* base, int rank, std::uint64_t number) const;
+  CountTable& table(std::byte* base, int rank, std::uint64_t number) const;
   // Data of `rank` on its way to the ranks that reduce it; `round` picks one of two buffers.
   std::byte* stage(std::byte* base, int rank, std::uint64_t round) const;
   // What `rank` has reduced, on its way to the others.
   std::byte* result(std::byte* base, int rank, std::uint64_t round) const;
 
  private:
+  static constexpr std::size_t kTables = 4096;
+  static_assert(2 * sizeof(CountTable) <= kTables);
+
   std::size_t heads_end() const;
-  std::size_t rank_bytes() const { return 2 * (eager_ + stage_ + slice_); }
+  std::size_t rank_bytes() const { return 2 * (eager_ + stage_ + slice_) + kTables; }
   std::byte* data(std::byte* base, int rank) const;
 
   int ranks_;

@@ -10,6 +10,10 @@
 namespace convoy::coll {
 namespace {
 
+// Up to here data is copied into the payload even if it lies in shared memory: two ranks that work
+// on each other's memory must wait for each other once more.
+constexpr std::size_t kCopiedBytes = std::size_t{8} << 10;
+
 int checked_size(int size, const std::string& name) {
   if (size >= 1 && size <= kMaxRanks) return size;
   fail(ErrorKind::kInvalidArgument, "group \"", name, "\": ", size,
@@ -55,12 +59,13 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
       base_(mesh_->control().data()),
       policy_(WaitPolicy::for_ranks(size, usable_cores(all_cores(*mesh_)))),
       bell_(std::make_shared<Bell>(group().bell)),
-      workers_(options.threads) {
+      workers_(options.threads),
+      may_read_private_(options.read_private) {
   const auto n = static_cast<std::size_t>(size);
-  sources_.resize(n);
-  targets_.resize(n);
-  inputs_.resize(n);
-  outputs_.resize(n);
+  readable_.resize(n);
+  writable_.resize(n);
+  stretches_.resize(2 * n);
+  head(rank_).probe.store(reinterpret_cast<std::uintptr_t>(this), std::memory_order_relaxed);
   mesh_->subscribe(bell_);
   if (rank == 0 && size > 1) tuner_.emplace(first_guess(all_cores(*mesh_), size));
 }
@@ -105,6 +110,7 @@ void Engine::run(const Call& call, std::uint64_t number) {
   if (size_ > 1) {
     arrive(running);
     compare_signatures(running);
+    if (has_table(call.signature.op)) compare_tables(running);
   }
   try {
     move_data(running);
@@ -117,9 +123,21 @@ void Engine::run(const Call& call, std::uint64_t number) {
 
 void Engine::move_data(const Running& running) {
   switch (running.call->signature.op) {
-    case OpKind::kBarrier: break;
-    case OpKind::kAllReduce: all_reduce(running); break;
-    case OpKind::kBroadcast: broadcast(running); break;
+    case OpKind::kBarrier:
+    case OpKind::kMonitoredBarrier: break;
+    case OpKind::kAllReduce:
+    case OpKind::kReduce:
+    case OpKind::kReduceScatter:
+    case OpKind::kReduceScatterV: combine(running); break;
+    case OpKind::kBroadcast:
+    case OpKind::kAllGather:
+    case OpKind::kGather:
+    case OpKind::kScatter:
+    case OpKind::kAllToAll:
+    case OpKind::kAllGatherV:
+    case OpKind::kGatherV:
+    case OpKind::kScatterV:
+    case OpKind::kAllToAllV: move(running); break;
     case OpKind::kNone: fail(ErrorKind::kInternal, "no operation");
   }
 }
@@ -127,23 +145,14 @@ void Engine::move_data(const Running& running) {
 // Publishes signature, place and small data, and waits for everyone's.
 void Engine::arrive(const Running& running) {
   const Call& call = *running.call;
-  const std::size_t bytes = call.bytes();
-  const bool sends = call.signature.op == OpKind::kAllReduce ||
-                     (call.signature.op == OpKind::kBroadcast &&
-                      call.signature.root == static_cast<std::uint32_t>(rank_));
   Slot& mine = slot(rank_, running.number);
   mine.signature = call.signature;
-  if (bytes <= kInlineBytes) {
-    if (sends && bytes != 0) std::memcpy(mine.small.data(), call.input, bytes);
-  } else if (bytes <= layout_.eager_bytes()) {
-    if (sends) std::memcpy(layout_.payload(base_, rank_, running.number), call.input, bytes);
-  } else {
-    auto& fabric = shm::Fabric::instance();
-    mine.input = call.input ? fabric.locate(call.input, bytes) : shm::Location{};
-    mine.output = fabric.locate(call.output, bytes);
-    if (tuner_)
-      mine.hints = {tuner_->choose(Route::kDirect, bytes), tuner_->choose(Route::kStaged, bytes)};
+  if (has_table(call.signature.op)) {
+    CountTable& table = layout_.table(base_, rank_, running.number);
+    std::copy(call.lists->send.begin(), call.lists->send.end(), table.send.begin());
+    std::copy(call.lists->receive.begin(), call.lists->receive.end(), table.receive.begin());
   }
+  offer_data(call, running.number, mine);
   mine.arrived.store(running.number, std::memory_order_release);
   wait_all(running, [&](int r) {
     return slot(r, running.number).arrived.load(std::memory_order_acquire) >= running.number;
@@ -151,6 +160,87 @@ void Engine::arrive(const Running& running) {
   // Only now: who is not the last to arrive has nobody to wake, and the fence in here costs as much
   // as a small operation if the arrival is still on its way to the other cores.
   ring_sleepers();
+}
+
+// Small data is copied to where everyone can read it without coming back; of large data only the
+// place is told. Data in shared memory counts as large much sooner: it needs no copy.
+void Engine::offer_data(const Call& call, std::uint64_t number, Slot& mine) {
+  const std::size_t bytes = call.input_bytes;
+  if (bytes <= kInlineBytes) {
+    copy_from(call.input_view(), 0, mine.small.data(), bytes, StoreHint::kCached);
+    if (call.output_bytes <= kCopiedBytes) return;
+  } else if (bytes <= kCopiedBytes) {
+    copy_from(call.input_view(), 0, layout_.payload(base_, rank_, number), bytes,
+              StoreHint::kCached);
+    if (call.output_bytes <= kCopiedBytes) return;
+  }
+  auto& fabric = shm::Fabric::instance();
+  if (tuner_) {
+    mine.hints = {tuner_->choose(Route::kDirect, call.bytes()),
+                  tuner_->choose(Route::kStaged, call.bytes())};
+  }
+  // Every stretch must be shared, and there must be room to tell where they are.
+  auto* places = reinterpret_cast<shm::Location*>(layout_.payload(base_, rank_, number));
+  const auto locate = [&](const View& view, shm::Location& one, std::size_t first) {
+    const auto stretches = view.stretches();
+    bool shared = view.bytes() != 0;
+    for (std::size_t i = 0; i < stretches.size(); ++i) {
+      const Stretch& each = stretches[i];
+      const auto found = each.bytes ? fabric.locate(each.data, each.bytes) : shm::Location{};
+      shared &= found || each.bytes == 0;
+      if (view.contiguous()) {
+        one = found ? found : shm::Location{0, reinterpret_cast<std::uintptr_t>(each.data)};
+      } else if ((first + i + 1) * sizeof(shm::Location) <= layout_.eager_bytes()) {
+        places[first + i] = found;
+      } else {
+        shared = false;
+      }
+    }
+    return std::pair(shared, stretches.size());
+  };
+  if (bytes > kCopiedBytes) {
+    const auto [shared, stretches] = locate(call.input_view(), mine.input, 0);
+    mine.stretches = static_cast<std::uint16_t>(std::min<std::size_t>(stretches, 0xffff));
+    mine.carrier = shared ? Carrier::kShared : Carrier::kPrivate;
+    mine.shared_output = false;
+    // Only results that others write need to be known.
+    const OpKind op = call.signature.op;
+    if (op == OpKind::kAllReduce || op == OpKind::kReduce) {
+      mine.shared_output = locate(call.output_view(), mine.output, stretches).first;
+    }
+    if (!shared && bytes <= layout_.eager_bytes()) {
+      // The places of outputs would be overwritten.
+      if (!call.output_view().contiguous()) mine.shared_output = false;
+      copy_from(call.input_view(), 0, layout_.payload(base_, rank_, number), bytes,
+                StoreHint::kCached);
+      mine.carrier = Carrier::kPayload;
+    }
+  }
+}
+
+Carrier Engine::carrier_of(const Running& running, int rank, std::size_t contribution) const {
+  if (contribution == 0) return Carrier::kNone;
+  if (contribution <= kInlineBytes) return Carrier::kInline;
+  if (contribution <= kCopiedBytes) return Carrier::kPayload;
+  return slot(rank, running.number).carrier;
+}
+
+void Engine::copy_from(const View& source, std::size_t begin, std::byte* to, std::size_t length,
+                       StoreHint hint) {
+  source.for_each(begin, length, [&](std::byte* from, std::size_t done, std::size_t bytes) {
+    workers_.split(bytes, kLine, [&](std::size_t first, std::size_t last) {
+      copy(to + done + first, from + first, last - first, hint);
+    });
+  });
+}
+
+void Engine::copy_to(const View& target, std::size_t begin, const std::byte* from,
+                     std::size_t length, StoreHint hint) {
+  target.for_each(begin, length, [&](std::byte* to, std::size_t done, std::size_t bytes) {
+    workers_.split(bytes, kLine, [&](std::size_t first, std::size_t last) {
+      copy(to + first, from + done + first, last - first, hint);
+    });
+  });
 }
 
 // Every rank looks at all signatures and finds the same first difference, so all tell the same.
@@ -170,6 +260,22 @@ void Engine::compare_signatures(const Running& running) {
   }
 }
 
+void Engine::compare_tables(const Running& running) {
+  const auto count_of = [&](int source, int target) {
+    return layout_.table(base_, source, running.number).send[static_cast<std::size_t>(target)];
+  };
+  for (int s = 0; s < size_; ++s) {
+    for (int t = 0; t < size_; ++t) {
+      const auto expected =
+          layout_.table(base_, t, running.number).receive[static_cast<std::size_t>(s)];
+      if (count_of(s, t) == expected) continue;
+      fail(ErrorKind::kInvalidArgument, prefix(running), "ranks disagree: rank ", s, " sends ",
+           count_of(s, t), " x ", to_string(running.call->signature.type), " to rank ", t,
+           ", which expects ", expected, "; no data was touched");
+    }
+  }
+}
+
 void Engine::publish_step(std::uint64_t step) {
   head(rank_).step.store(step, std::memory_order_release);
   ring_sleepers();
@@ -186,6 +292,28 @@ std::byte* Engine::peer_memory(const Running& running, int rank, const shm::Loca
   } catch (const Error& error) {
     fail_run(running, error.kind(), concat("memory of rank ", rank, ": ", error.what()));
   }
+}
+
+// A rank's input or output in this process. Where it has several stretches they are as long as
+// those of `like`.
+View Engine::peer_view(const Running& running, int rank, Side side, const View& like) {
+  const Slot& theirs = slot(rank, running.number);
+  if (like.contiguous()) {
+    const auto& place = side == Side::kInput ? theirs.input : theirs.output;
+    return {peer_memory(running, rank, place, like.bytes()), like.bytes()};
+  }
+  const auto* places =
+      reinterpret_cast<const shm::Location*>(layout_.payload(base_, rank, running.number));
+  if (side == Side::kOutput) places += theirs.stretches;
+  const auto at = static_cast<std::size_t>(side == Side::kInput ? rank : size_ + rank);
+  auto& stretches = stretches_[at];
+  stretches.clear();
+  for (const Stretch& each : like.stretches()) {
+    std::byte* data =
+        each.bytes ? peer_memory(running, rank, places[stretches.size()], each.bytes) : nullptr;
+    stretches.push_back({data, each.bytes, each.begin});
+  }
+  return View(stretches);
 }
 
 }  // namespace convoy::coll

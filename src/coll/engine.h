@@ -10,28 +10,19 @@
 #include <string>
 #include <vector>
 
-#include "coll/control.h"
-#include "coll/kernels.h"
+#include "coll/call.h"
 #include "coll/mesh.h"
 #include "coll/workers.h"
 #include "convoy/error.h"
 
 namespace convoy::coll {
 
-// One collective operation as a rank asked for it.
-struct Call {
-  Signature signature;
-  const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // may be `input`
-  Deadline deadline = Deadline::never();
-
-  std::size_t bytes() const { return signature.count * size_of(signature.type); }
-  Reduction reduction(int ranks) const;
-};
+class Movement;
 
 struct EngineOptions {
-  std::string name;  // of the group, for messages
-  int threads = 1;   // that work on one operation of this rank, the caller's included
+  std::string name;          // of the group, for messages
+  int threads = 1;           // that work on one operation of this rank, the caller's included
+  bool read_private = true;  // out of other processes, where the kernel allows it
   Deadline deadline = Deadline::after(Store::kDefaultTimeout);
 };
 
@@ -41,9 +32,9 @@ struct EngineOptions {
 //
 // How an operation travels: every rank writes its signature, and its data if it is small, into its
 // slot and sets `arrived`; a rank that has seen all arrivals has all signatures and compares them.
-// Small data is then reduced from the slots. Large data in shared memory is reduced in place, chunk
-// by chunk, by whichever rank takes a chunk first. Other large data goes through staging buffers in
-// rounds. Sources are always combined in the order of ranks.
+// Small data is then taken from the slots. Large data in shared memory is combined in place, chunk
+// by chunk, by whichever rank takes a chunk first, or copied from where it is. Other large data
+// goes through staging buffers in rounds. Sources are always combined in the order of ranks.
 class Engine {
  public:
   // Collective: all ranks call it.
@@ -112,21 +103,50 @@ class Engine {
 
   void quarantine_buffers(const Running& running);
 
-  // --- operations (engine.cpp, all_reduce.cpp, broadcast.cpp) ---
+  // --- operations ---
+  struct ReducePlan;
+  struct MoveWays {
+    bool read_private = false;
+  };
+  enum class Side { kInput, kOutput };
+
+  // engine.cpp
   void arrive(const Running& running);
+  void offer_data(const Call& call, std::uint64_t number, Slot& mine);
   void move_data(const Running& running);
   void compare_signatures(const Running& running);
-  void all_reduce(const Running& running);
-  void reduce_small(const Running& running);
-  void reduce_in_place(const Running& running, StoreHint hint);
-  void reduce_staged(const Running& running, StoreHint hint);
-  void broadcast(const Running& running);
-  void broadcast_direct(const Running& running, StoreHint hint);
-  void broadcast_staged(const Running& running, StoreHint hint);
+  void compare_tables(const Running& running);
+  Carrier carrier_of(const Running& running, int rank, std::size_t contribution) const;
   void publish_step(std::uint64_t step);
   void wait_steps(const Running& running, std::uint64_t step);
   std::byte* peer_memory(const Running& running, int rank, const shm::Location& location,
                          std::size_t bytes);
+  View peer_view(const Running& running, int rank, Side side, const View& like);
+  // Between memory of this rank's, which may be in several stretches, and a buffer.
+  void copy_from(const View& source, std::size_t begin, std::byte* to, std::size_t length,
+                 StoreHint hint);
+  void copy_to(const View& target, std::size_t begin, const std::byte* from, std::size_t length,
+               StoreHint hint);
+
+  // reduce.cpp
+  void combine(const Running& running);
+  bool find_buffers(const Running& running, const ReducePlan& plan);
+  void reduce_range(const Running& running, const ReducePlan& plan, std::size_t begin,
+                    std::size_t length, StoreHint hint);
+  void combine_small(const Running& running, const ReducePlan& plan);
+  void combine_in_place(const Running& running, const ReducePlan& plan, StoreHint hint);
+  void combine_staged(const Running& running, const ReducePlan& plan, StoreHint staging);
+
+  // move.cpp
+  void move(const Running& running);
+  bool is_staged(const Running& running, int source, std::size_t contribution,
+                 const MoveWays& ways) const;
+  void pull(const Running& running, const Movement& movement, const MoveWays& ways, StoreHint hint);
+  void pull_shared(const Running& running, const Movement& movement, int source, StoreHint hint);
+  void move_staged(const Running& running, const Movement& movement, const MoveWays& ways,
+                   StoreHint staging);
+  bool reads_private(const Running& running);
+  void read_private(const Running& running, int source, std::uint64_t address, const View& target);
 
   Slot& slot(int rank, std::uint64_t number) const { return head(rank).slots[number & 1]; }
   RankHead& head(int rank) const { return layout_.rank(base_, rank); }
@@ -151,11 +171,12 @@ class Engine {
   std::uint64_t step_ = 0;      // this rank's steps so far; equal in all ranks between operations
   std::atomic<std::uint64_t> completed_{0};
   std::atomic<bool> closing_{false};
-  // Scratch of run(), sized once.
-  std::vector<const std::byte*> sources_;
-  std::vector<std::byte*> targets_;
-  std::vector<std::byte*> inputs_;   // by rank; nullptr: private memory of another rank
-  std::vector<std::byte*> outputs_;  // by rank
+  const bool may_read_private_;
+  std::optional<bool> reads_private_;  // once it is known; equal on all ranks
+  // Scratch of run(), by rank.
+  std::vector<View> readable_;  // inputs within reach; without data: they are not
+  std::vector<View> writable_;
+  std::vector<std::vector<Stretch>> stretches_;  // of other ranks' inputs, then of their outputs
 };
 
 }  // namespace convoy::coll

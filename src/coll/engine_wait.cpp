@@ -147,11 +147,12 @@ void Engine::quarantine_buffers(const Running& running) {
     return true;
   };
   auto& fabric = shm::Fabric::instance();
-  for (const void* buffer : {static_cast<const void*>(running.call->input),
-                             static_cast<const void*>(running.call->output)}) {
-    if (!buffer) continue;
-    const auto location = fabric.locate(buffer, running.call->bytes());
-    if (location) fabric.quarantine(location, released);
+  for (const View& view : {running.call->input_view(), running.call->output_view()}) {
+    for (const Stretch& each : view.stretches()) {
+      if (each.bytes == 0) continue;
+      const auto location = fabric.locate(each.data, each.bytes);
+      if (location) fabric.quarantine(location, released);
+    }
   }
 }
 

@@ -1,6 +1,5 @@
 #include "coll/group.h"
 
-#include <bit>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -10,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/loop.h"
+#include "coll/calls.h"
 #include "coll/engine.h"
 
 namespace convoy::coll {
@@ -23,16 +23,17 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
         engine_(store, rank, size,
                 {.name = options.name,
                  .threads = options.threads,
-                 .deadline = Deadline::after(options.timeout)}) {}
+                 .read_private = options.read_private,
+                 .deadline = Deadline::after(options.timeout)}),
+        calls_(options.name, rank, size) {}
 
   Engine& engine() { return engine_; }
 
-  Deadline deadline(std::chrono::nanoseconds timeout) const {
-    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout);
-  }
+  const CallMaker& calls() const { return calls_; }
 
-  void run(const Call& call);
-  std::shared_ptr<Work::Operation> issue(const Call& call, Callback done);
+  void run(Call call, std::chrono::nanoseconds timeout);
+  std::shared_ptr<Work::Operation> issue(Call call, std::chrono::nanoseconds timeout,
+                                         Callback done);
   bool wait(Work::Operation& operation, const Deadline& deadline);
   bool is_done(const Work::Operation& operation);
   void close();
@@ -41,6 +42,9 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   }
 
  private:
+  Deadline deadline(std::chrono::nanoseconds timeout) const {
+    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout);
+  }
   void check_open() const;
   void progress();
   void finish(Work::Operation& operation, std::exception_ptr error);
@@ -49,6 +53,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
 
   const std::chrono::nanoseconds timeout_;
   Engine engine_;
+  const CallMaker calls_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_:
@@ -75,14 +80,15 @@ void Group::Impl::check_open() const {
 }
 
 // The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
-void Group::Impl::run(const Call& call) {
+void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
+  call.deadline = deadline(timeout);
   std::uint64_t number = 0;
   {
     std::unique_lock lock(mutex_);
     check_open();
     if (busy_ || !queue_.empty()) {
       lock.unlock();
-      const auto operation = issue(call, nullptr);
+      const auto operation = issue(std::move(call), timeout, nullptr);
       wait(*operation, Deadline::never());  // the operation's own deadline ends it
       return;
     }
@@ -108,10 +114,12 @@ void Group::Impl::release_turn() {
   if (someone) changed_.notify_all();
 }
 
-std::shared_ptr<Work::Operation> Group::Impl::issue(const Call& call, Callback done) {
+std::shared_ptr<Work::Operation> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
+                                                    Callback done) {
+  call.deadline = deadline(timeout);
   auto operation = std::make_shared<Work::Operation>();
   operation->group = shared_from_this();
-  operation->call = call;
+  operation->call = std::move(call);
   operation->callback = std::move(done);
   {
     const std::lock_guard lock(mutex_);
@@ -214,77 +222,6 @@ void Group::Impl::close() {
   }
 }
 
-namespace {
-
-void check_buffers(const Group& group, const char* op, const void* input, const void* output,
-                   std::size_t count, DataType type, bool reads_input) {
-  const auto where = [&] {
-    return concat(op, " of ", count, " x ", to_string(type), ", group \"", group.name(),
-                  "\", rank ", group.rank(), " of ", group.size(), ": ");
-  };
-  const std::size_t size = size_of(type);
-  if (count > SIZE_MAX / 2 / size) {
-    fail(ErrorKind::kInvalidArgument, where(), "the count is too large");
-  }
-  const std::size_t bytes = count * size;
-  if (bytes == 0) return;
-  if (!output || (reads_input && !input)) {
-    fail(ErrorKind::kInvalidArgument, where(), "the ", output ? "input" : "output", " is null");
-  }
-  if (!reads_input || input == output) return;
-  const auto* a = static_cast<const std::byte*>(input);
-  const auto* b = static_cast<const std::byte*>(output);
-  if (std::less<>()(a, b + bytes) && std::less<>()(b, a + bytes)) {
-    fail(ErrorKind::kInvalidArgument, where(),
-         "input and output overlap; they must be the same buffer or apart");
-  }
-}
-
-const std::byte* bytes_of(const void* memory) { return static_cast<const std::byte*>(memory); }
-std::byte* bytes_of(void* memory) { return static_cast<std::byte*>(memory); }
-
-Call reduce_call(const Group& group, const void* input, void* output, std::size_t count,
-                 DataType type, const ReduceOptions& options) {
-  check_reduction(type, options.op);
-  check_buffers(group, "all_reduce", input, output, count, type, true);
-  Call call;
-  call.signature = {.op = OpKind::kAllReduce,
-                    .type = type,
-                    .reduce = options.op,
-                    .count = count,
-                    .tag = options.tag,
-                    .factor = std::bit_cast<std::uint64_t>(options.factor)};
-  call.input = bytes_of(input);
-  call.output = bytes_of(output);
-  return call;
-}
-
-Call broadcast_call(const Group& group, const void* input, void* output, std::size_t count,
-                    DataType type, int root, const CallOptions& options) {
-  if (root < 0 || root >= group.size()) {
-    fail(ErrorKind::kInvalidArgument, "broadcast, group \"", group.name(), "\", rank ",
-         group.rank(), " of ", group.size(), ": there is no root ", root);
-  }
-  check_buffers(group, "broadcast", input, output, count, type, group.rank() == root);
-  Call call;
-  call.signature = {.op = OpKind::kBroadcast,
-                    .type = type,
-                    .root = static_cast<std::uint32_t>(root),
-                    .count = count,
-                    .tag = options.tag};
-  call.input = group.rank() == root ? bytes_of(input) : nullptr;
-  call.output = bytes_of(output);
-  return call;
-}
-
-Call barrier_call(const CallOptions& options) {
-  Call call;
-  call.signature = {.op = OpKind::kBarrier, .tag = options.tag};
-  return call;
-}
-
-}  // namespace
-
 std::shared_ptr<Group> Group::create(std::shared_ptr<Store> store, int rank, int size,
                                      const GroupOptions& options) {
   if (!store) fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": no store");
@@ -303,42 +240,211 @@ const std::string& Group::name() const { return impl_->engine().name(); }
 
 void Group::all_reduce(const void* input, void* output, std::size_t count, DataType type,
                        const ReduceOptions& options) {
-  Call call = reduce_call(*this, input, output, count, type, options);
-  call.deadline = impl_->deadline(options.timeout);
-  impl_->run(call);
+  impl_->run(impl_->calls().all_reduce(input, output, count, type, options), options.timeout);
+}
+
+void Group::reduce(const void* input, void* output, std::size_t count, DataType type, int root,
+                   const ReduceOptions& options) {
+  impl_->run(impl_->calls().reduce(input, output, count, type, root, options), options.timeout);
+}
+
+void Group::reduce_scatter(const void* input, void* output, std::size_t count, DataType type,
+                           const ReduceOptions& options) {
+  impl_->run(impl_->calls().reduce_scatter(input, output, count, type, options), options.timeout);
 }
 
 void Group::broadcast(const void* input, void* output, std::size_t count, DataType type, int root,
                       const CallOptions& options) {
-  Call call = broadcast_call(*this, input, output, count, type, root, options);
-  call.deadline = impl_->deadline(options.timeout);
-  impl_->run(call);
+  impl_->run(impl_->calls().broadcast(input, output, count, type, root, options), options.timeout);
+}
+
+void Group::all_gather(const void* input, void* output, std::size_t count, DataType type,
+                       const CallOptions& options) {
+  impl_->run(impl_->calls().all_gather(input, output, count, type, options), options.timeout);
+}
+
+void Group::gather(const void* input, void* output, std::size_t count, DataType type, int root,
+                   const CallOptions& options) {
+  impl_->run(impl_->calls().gather(input, output, count, type, root, options), options.timeout);
+}
+
+void Group::scatter(const void* input, void* output, std::size_t count, DataType type, int root,
+                    const CallOptions& options) {
+  impl_->run(impl_->calls().scatter(input, output, count, type, root, options), options.timeout);
+}
+
+void Group::all_to_all(const void* input, void* output, std::size_t count, DataType type,
+                       const CallOptions& options) {
+  impl_->run(impl_->calls().all_to_all(input, output, count, type, options), options.timeout);
+}
+
+void Group::reduce_scatter_v(std::span<const Piece> inputs, Piece output, DataType type,
+                             const ReduceOptions& options) {
+  impl_->run(impl_->calls().reduce_scatter_v(inputs, output, type, options), options.timeout);
+}
+
+void Group::all_gather_v(Piece input, std::span<const Piece> outputs, DataType type,
+                         const CallOptions& options) {
+  impl_->run(impl_->calls().all_gather_v(input, outputs, type, options), options.timeout);
+}
+
+void Group::gather_v(Piece input, std::span<const Piece> outputs, DataType type, int root,
+                     const CallOptions& options) {
+  impl_->run(impl_->calls().gather_v(input, outputs, type, root, options), options.timeout);
+}
+
+void Group::scatter_v(std::span<const Piece> inputs, Piece output, DataType type, int root,
+                      const CallOptions& options) {
+  impl_->run(impl_->calls().scatter_v(inputs, output, type, root, options), options.timeout);
+}
+
+void Group::all_to_all_v(std::span<const Piece> inputs, std::span<const Piece> outputs,
+                         DataType type, const CallOptions& options) {
+  impl_->run(impl_->calls().all_to_all_v(inputs, outputs, type, options), options.timeout);
+}
+
+void Group::all_reduce_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
+                                 DataType type, const ReduceOptions& options) {
+  impl_->run(impl_->calls().all_reduce_coalesced(inputs, outputs, type, options), options.timeout);
+}
+
+void Group::reduce_scatter_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
+                                     DataType type, const ReduceOptions& options) {
+  impl_->run(impl_->calls().reduce_scatter_coalesced(inputs, outputs, type, options),
+             options.timeout);
+}
+
+void Group::broadcast_coalesced(std::span<const Piece> pieces, DataType type, int root,
+                                const CallOptions& options) {
+  impl_->run(impl_->calls().broadcast_coalesced(pieces, type, root, options), options.timeout);
+}
+
+void Group::all_gather_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
+                                 DataType type, const CallOptions& options) {
+  impl_->run(impl_->calls().all_gather_coalesced(inputs, outputs, type, options), options.timeout);
 }
 
 void Group::barrier(const CallOptions& options) {
-  Call call = barrier_call(options);
-  call.deadline = impl_->deadline(options.timeout);
-  impl_->run(call);
+  impl_->run(impl_->calls().barrier(OpKind::kBarrier, options), options.timeout);
+}
+
+void Group::monitored_barrier(const CallOptions& options) {
+  impl_->run(impl_->calls().barrier(OpKind::kMonitoredBarrier, options), options.timeout);
 }
 
 Work Group::all_reduce_async(const void* input, void* output, std::size_t count, DataType type,
                              const ReduceOptions& options, Callback done) {
-  Call call = reduce_call(*this, input, output, count, type, options);
-  call.deadline = impl_->deadline(options.timeout);
-  return Work(impl_->issue(call, std::move(done)));
+  return Work(impl_->issue(impl_->calls().all_reduce(input, output, count, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::reduce_async(const void* input, void* output, std::size_t count, DataType type,
+                         int root, const ReduceOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().reduce(input, output, count, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::reduce_scatter_async(const void* input, void* output, std::size_t count, DataType type,
+                                 const ReduceOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().reduce_scatter(input, output, count, type, options),
+                           options.timeout, std::move(done)));
 }
 
 Work Group::broadcast_async(const void* input, void* output, std::size_t count, DataType type,
                             int root, const CallOptions& options, Callback done) {
-  Call call = broadcast_call(*this, input, output, count, type, root, options);
-  call.deadline = impl_->deadline(options.timeout);
-  return Work(impl_->issue(call, std::move(done)));
+  return Work(impl_->issue(impl_->calls().broadcast(input, output, count, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::all_gather_async(const void* input, void* output, std::size_t count, DataType type,
+                             const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().all_gather(input, output, count, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::gather_async(const void* input, void* output, std::size_t count, DataType type,
+                         int root, const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().gather(input, output, count, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::scatter_async(const void* input, void* output, std::size_t count, DataType type,
+                          int root, const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().scatter(input, output, count, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::all_to_all_async(const void* input, void* output, std::size_t count, DataType type,
+                             const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().all_to_all(input, output, count, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::reduce_scatter_v_async(std::span<const Piece> inputs, Piece output, DataType type,
+                                   const ReduceOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().reduce_scatter_v(inputs, output, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::all_gather_v_async(Piece input, std::span<const Piece> outputs, DataType type,
+                               const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().all_gather_v(input, outputs, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::gather_v_async(Piece input, std::span<const Piece> outputs, DataType type, int root,
+                           const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().gather_v(input, outputs, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::scatter_v_async(std::span<const Piece> inputs, Piece output, DataType type, int root,
+                            const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().scatter_v(inputs, output, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::all_to_all_v_async(std::span<const Piece> inputs, std::span<const Piece> outputs,
+                               DataType type, const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().all_to_all_v(inputs, outputs, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::all_reduce_coalesced_async(std::span<const Piece> inputs,
+                                       std::span<const Piece> outputs, DataType type,
+                                       const ReduceOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().all_reduce_coalesced(inputs, outputs, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::reduce_scatter_coalesced_async(std::span<const Piece> inputs,
+                                           std::span<const Piece> outputs, DataType type,
+                                           const ReduceOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().reduce_scatter_coalesced(inputs, outputs, type, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::broadcast_coalesced_async(std::span<const Piece> pieces, DataType type, int root,
+                                      const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().broadcast_coalesced(pieces, type, root, options),
+                           options.timeout, std::move(done)));
+}
+
+Work Group::all_gather_coalesced_async(std::span<const Piece> inputs,
+                                       std::span<const Piece> outputs, DataType type,
+                                       const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().all_gather_coalesced(inputs, outputs, type, options),
+                           options.timeout, std::move(done)));
 }
 
 Work Group::barrier_async(const CallOptions& options, Callback done) {
-  Call call = barrier_call(options);
-  call.deadline = impl_->deadline(options.timeout);
-  return Work(impl_->issue(call, std::move(done)));
+  return Work(impl_->issue(impl_->calls().barrier(OpKind::kBarrier, options), options.timeout,
+                           std::move(done)));
+}
+
+Work Group::monitored_barrier_async(const CallOptions& options, Callback done) {
+  return Work(impl_->issue(impl_->calls().barrier(OpKind::kMonitoredBarrier, options),
+                           options.timeout, std::move(done)));
 }
 
 shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().allocate(bytes); }

@@ -42,6 +42,12 @@ enum class ReduceOp : std::uint8_t {
 };
 inline constexpr int kReduceOps = 9;
 
+// Elements in memory: one of several buffers of an operation.
+struct Piece {
+  void* data = nullptr;
+  std::size_t count = 0;
+};
+
 std::size_t size_of(DataType type);
 // "f32", "bf16", "f8e4m3", "c64", ...
 std::string_view to_string(DataType type);

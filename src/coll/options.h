@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "coll/types.h"
+
+namespace convoy::coll {
+
+struct GroupOptions {
+  std::string name = "world";
+  // Of every operation that does not bring its own, and of making the group.
+  std::chrono::nanoseconds timeout = std::chrono::minutes(30);
+  // Threads that work on one large operation of this rank, the caller's included.
+  int threads = 1;
+  // Large private buffers that only move are read straight out of the other process where the
+  // kernel allows it (process_vm_readv). All ranks must say the same, or it is not done.
+  bool read_private = true;
+};
+
+struct CallOptions {
+  std::chrono::nanoseconds timeout{0};  // 0: the group's
+  std::uint64_t tag = 0;                // must be equal on all ranks; part of the fingerprint
+};
+
+struct ReduceOptions {
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1;  // of kPremulSum
+  std::chrono::nanoseconds timeout{0};
+  std::uint64_t tag = 0;
+};
+
+}  // namespace convoy::coll

@@ -1,0 +1,344 @@
+// The operations that combine: all_reduce, reduce, reduce_scatter.
+#include <algorithm>
+#include <cstring>
+
+#include "coll/engine_wait.h"
+
+namespace convoy::coll {
+namespace {
+
+// Chunks that ranks take in turn from an operation in shared memory: large enough that taking one
+// costs nothing, small enough that ranks finish together.
+constexpr std::size_t kLeastChunk = std::size_t{32} << 10;
+constexpr std::size_t kMostChunk = std::size_t{1} << 20;
+constexpr std::size_t kChunksPerRank = 8;
+
+std::uint64_t tagged(std::uint64_t number, std::uint64_t count) {
+  return (number & 0xffffffff) << 32 | count;
+}
+
+std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::size_t chunk_bytes(std::size_t bytes, int ranks) {
+  const auto n = static_cast<std::size_t>(ranks);
+  if (bytes <= n * kLeastChunk) return round_up(bytes / n + 1, kLine);
+  return std::clamp(bytes / (n * kChunksPerRank) / 4096 * 4096, kLeastChunk, kMostChunk);
+}
+
+}  // namespace
+
+// Which part of the buffer each rank combines, and who gets the result.
+struct Engine::ReducePlan {
+  ReducePlan(const Call& call, int rank, int size)
+      : scatter(call.signature.op == OpKind::kReduceScatter ||
+                call.signature.op == OpKind::kReduceScatterV),
+        root(call.signature.op == OpKind::kReduce ? static_cast<int>(call.signature.root) : -1),
+        me(rank) {
+    const auto n = static_cast<std::size_t>(size);
+    const std::size_t even = round_up((call.input_bytes + n - 1) / n, kLine);
+    ends[0] = 0;
+    for (std::size_t r = 0; r < n; ++r) {
+      const std::size_t part = !scatter ? even
+                               : call.signature.op == OpKind::kReduceScatter
+                                   ? call.signature.count * call.element()
+                                   : call.lists->send[r] * call.element();
+      ends[r + 1] = std::min(call.input_bytes, ends[r] + part);
+    }
+  }
+
+  std::size_t begin(int owner) const { return ends[static_cast<std::size_t>(owner)]; }
+  std::size_t bytes(int owner) const {
+    return ends[static_cast<std::size_t>(owner) + 1] - begin(owner);
+  }
+  // True if `rank` gets all that the others combine.
+  bool collects(int rank) const { return !scatter && (root < 0 || root == rank); }
+  // Where this rank's output has what stands at `offset` of the input.
+  std::size_t in_output(std::size_t offset) const { return scatter ? offset - begin(me) : offset; }
+
+  bool scatter;
+  int root;  // -1: not only one gets it
+  int me;
+  std::array<std::size_t, kMaxRanks + 1> ends;
+};
+
+void Engine::combine(const Running& running) {
+  const Call& call = *running.call;
+  const ReducePlan plan(call, rank_, size_);
+  if (call.input_bytes == 0) return;
+  if (size_ == 1) {
+    readable_[0] = call.input_view();
+    writable_[0] = call.output_view();
+    return reduce_range(running, plan, 0, call.input_bytes, StoreHint::kCached);
+  }
+  bool all_small = true;
+  for (int r = 0; r < size_; ++r) {
+    const Carrier carrier = carrier_of(running, r, call.input_bytes);
+    all_small &= carrier == Carrier::kInline || carrier == Carrier::kPayload;
+  }
+  if (all_small) return combine_small(running, plan);
+
+  const bool direct = find_buffers(running, plan);
+  if (direct && !plan.scatter) {
+    tuned(running, Route::kDirect, [&](StoreHint hint) { combine_in_place(running, plan, hint); });
+  } else {
+    tuned(running, direct ? Route::kDirect : Route::kStaged,
+          [&](StoreHint hint) { combine_staged(running, plan, hint); });
+  }
+}
+
+// Fills readable_ and writable_: every rank's input and, where it gets all results, output, as far
+// as they can be reached from here. True if nothing has to be staged.
+bool Engine::find_buffers(const Running& running, const ReducePlan& plan) {
+  const Call& call = *running.call;
+  bool direct = true;
+  for (int r = 0; r < size_; ++r) {
+    const Slot& theirs = slot(r, running.number);
+    const auto i = static_cast<std::size_t>(r);
+    readable_[i] = writable_[i] = View();
+    const Carrier carrier = carrier_of(running, r, call.input_bytes);
+    const bool reachable = carrier != Carrier::kPrivate;
+    const bool target = plan.collects(r);
+    const bool shared_target = target && theirs.shared_output;
+    direct &= reachable && (!target || shared_target);
+    if (r == rank_) {
+      readable_[i] = call.input_view();
+      if (target || plan.scatter) writable_[i] = call.output_view();
+      continue;
+    }
+    if (carrier == Carrier::kPayload) {
+      readable_[i] = {layout_.payload(base_, r, running.number), call.input_bytes};
+    } else if (reachable) {
+      readable_[i] = peer_view(running, r, Side::kInput, call.input_view());
+    }
+    if (shared_target) writable_[i] = peer_view(running, r, Side::kOutput, call.input_view());
+  }
+  return direct;
+}
+
+// Combines [begin, begin + length) of all inputs that are readable into all outputs that are
+// writable, cut where memory is.
+void Engine::reduce_range(const Running& running, const ReducePlan& plan, std::size_t begin,
+                          std::size_t length, StoreHint hint) {
+  const Call& call = *running.call;
+  const Reduction reduction = call.reduction(size_);
+  const auto n = static_cast<std::size_t>(size_);
+  std::array<const std::byte*, kMaxRanks> sources;
+  std::array<std::byte*, kMaxRanks> targets;
+  call.input_view().for_each(begin, length, [&](std::byte*, std::size_t done, std::size_t bytes) {
+    const std::size_t at = begin + done;
+    std::size_t count = 0;
+    for (std::size_t r = 0; r < n; ++r) {
+      sources[r] = readable_[r].at(at);
+      if (writable_[r].data()) targets[count++] = writable_[r].at(plan.in_output(at));
+    }
+    reduce(reduction, {sources.data(), n}, {targets.data(), count}, bytes / call.element(), hint);
+  });
+}
+
+// From the slots, each rank for itself. No rank waits for another after this: the slots stay as
+// they are until everyone has arrived at the next operation.
+void Engine::combine_small(const Running& running, const ReducePlan& plan) {
+  const Call& call = *running.call;
+  if (!plan.scatter && !plan.collects(rank_)) return;
+  const std::size_t begin = plan.scatter ? plan.begin(rank_) : 0;
+  const std::size_t length = plan.scatter ? plan.bytes(rank_) : call.input_bytes;
+  const bool tiny = call.input_bytes <= kInlineBytes;
+  const Reduction reduction = call.reduction(size_);
+  const auto n = static_cast<std::size_t>(size_);
+  std::array<const std::byte*, kMaxRanks> sources;
+  call.output_view().for_each(
+      0, length, [&](std::byte* target, std::size_t done, std::size_t bytes) {
+        for (int r = 0; r < size_; ++r) {
+          const std::byte* data = tiny ? slot(r, running.number).small.data()
+                                       : layout_.payload(base_, r, running.number);
+          sources[static_cast<std::size_t>(r)] = data + begin + done;
+        }
+        reduce(reduction, {sources.data(), n}, {&target, 1}, bytes / call.element(),
+               StoreHint::kCached);
+      });
+}
+
+// All inputs and all outputs are within reach of all ranks: whoever takes a chunk combines it over
+// all inputs and writes it to all outputs. The operation is complete when all chunks are finished;
+// a rank that the scheduler kept away does not hold up the others.
+void Engine::combine_in_place(const Running& running, const ReducePlan& plan, StoreHint hint) {
+  const std::size_t bytes = running.call->input_bytes;
+  const std::size_t chunk = chunk_bytes(bytes, size_);
+  const std::uint64_t chunks = (bytes + chunk - 1) / chunk;
+  const std::uint64_t number = running.number;
+  auto& claimed = group().claimed;
+  auto& finished = group().finished;
+
+  // The next chunk to work on; false: all are taken. Words of an earlier operation count as zero.
+  const auto take = [&](std::uint64_t& index) {
+    std::uint64_t seen = claimed.load(std::memory_order_relaxed);
+    for (;;) {
+      index = seen >> 32 == (number & 0xffffffff) ? seen & 0xffffffff : 0;
+      if (index >= chunks) return false;
+      if (claimed.compare_exchange_weak(seen, tagged(number, index + 1),
+                                        std::memory_order_acq_rel)) {
+        return true;
+      }
+    }
+  };
+  const auto finish = [&] {
+    std::uint64_t seen = finished.load(std::memory_order_relaxed);
+    std::uint64_t next = 0;
+    do {
+      const bool current = seen >> 32 == (number & 0xffffffff);
+      next = current ? seen + 1 : tagged(number, 1);
+    } while (!finished.compare_exchange_weak(seen, next, std::memory_order_acq_rel));
+  };
+
+  auto& taking = head(rank_).taking;
+  taking.store(number << 1 | 1, std::memory_order_seq_cst);
+  const auto work = [&](int) {
+    for (std::uint64_t index = 0; take(index);) {
+      const std::size_t begin = index * chunk;
+      reduce_range(running, plan, begin, std::min(chunk, bytes - begin), hint);
+      finish();
+    }
+  };
+  if (workers_.threads() == 1) {
+    work(0);
+  } else {
+    workers_.run(std::ref(work));
+  }
+  taking.store(number << 1, std::memory_order_seq_cst);
+
+  const auto ready = [&] {
+    return finished.load(std::memory_order_acquire) == tagged(number, chunks);
+  };
+  // A rank that died while it took chunks may have left one unfinished. That is known for certain
+  // when every living rank has stopped taking.
+  const auto blocker = [&] {
+    int dead = -1;
+    for (int r = 0; r < size_; ++r) {
+      const std::uint64_t theirs = head(r).taking.load(std::memory_order_acquire);
+      if (gone(r, number)) {
+        if (theirs == (number << 1 | 1)) dead = r;
+      } else if (theirs != number << 1) {
+        return -1;
+      }
+    }
+    return dead;
+  };
+  const auto lagging = [&] {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r) {
+      if (head(r).taking.load(std::memory_order_acquire) == (number << 1 | 1)) ranks.push_back(r);
+    }
+    return ranks;
+  };
+  wait(running, ready, blocker, lagging);
+  ring_sleepers();
+}
+
+// Rounds of one slice of every rank's part. In round t rank r combines its slice: inputs within
+// reach directly, the others' from their staging buffers; it writes the result to its own output,
+// to outputs in shared memory, and to its result buffer if some output is private.
+//
+// Every iteration t makes two steps: A(t + 1), "my data for round t + 1 is staged", and B(t), "I
+// have combined my slice of round t". Two buffers of each kind suffice: staging for round t + 1
+// overwrites that of t - 1, which B(t - 1) of all ranks, awaited before, has released; the result
+// of round t overwrites that of t - 2, which everyone has copied before A(t), also awaited before.
+void Engine::combine_staged(const Running& running, const ReducePlan& plan, StoreHint staging) {
+  const Call& call = *running.call;
+  const std::size_t element = call.element();
+  const auto n = static_cast<std::size_t>(size_);
+  const auto me = static_cast<std::size_t>(rank_);
+  const bool i_stage = carrier_of(running, rank_, call.input_bytes) == Carrier::kPrivate;
+  const bool i_collect = plan.collects(rank_) && !slot(rank_, running.number).shared_output;
+  bool anyone_stages = false, anyone_collects = false;
+  std::size_t most = 0;
+  for (int r = 0; r < size_; ++r) {
+    anyone_stages |= carrier_of(running, r, call.input_bytes) == Carrier::kPrivate;
+    anyone_collects |= plan.collects(r) && !slot(r, running.number).shared_output;
+    most = std::max(most, plan.bytes(r));
+  }
+  // Without buffers there is no reason for rounds.
+  const std::size_t slice = std::max(
+      kLine, anyone_stages || anyone_collects ? std::min(layout_.slice_bytes(), most) : most);
+  const std::uint64_t rounds = (most + slice - 1) / slice;
+  const Reduction reduction = call.reduction(size_);
+  const View input = call.input_view();
+  const View output = call.output_view();
+
+  const auto range = [&](std::uint64_t round, std::size_t owner) {
+    const std::size_t bytes = plan.bytes(static_cast<int>(owner));
+    const std::size_t skip = std::min(bytes, round * slice);
+    return std::pair(plan.begin(static_cast<int>(owner)) + skip, std::min(slice, bytes - skip));
+  };
+  // Where `from`'s data for `owner` lies in its staging buffer: slices of the others, in order.
+  const auto place = [&](std::size_t from, std::size_t owner) {
+    return (owner < from ? owner : owner - 1) * slice;
+  };
+  const auto stage = [&](std::uint64_t round) {
+    if (!i_stage || round >= rounds) return;
+    std::byte* buffer = layout_.stage(base_, rank_, round);
+    for (std::size_t owner = 0; owner < n; ++owner) {
+      const auto [begin, length] = range(round, owner);
+      if (owner == me || length == 0) continue;
+      copy_from(input, begin, buffer + place(me, owner), length, staging);
+    }
+  };
+  const auto combine_slice = [&](std::uint64_t round) {
+    const auto [begin, length] = range(round, me);
+    if (length == 0) return;
+    workers_.split(length / element, kLine, [&, from = begin](std::size_t first, std::size_t last) {
+      std::array<const std::byte*, kMaxRanks> sources;
+      std::array<std::byte*, kMaxRanks + 1> targets;
+      const std::size_t skip = first * element;
+      input.for_each(from + skip, (last - first) * element,
+                     [&](std::byte*, std::size_t done, std::size_t bytes) {
+                       const std::size_t at = from + skip + done;
+                       std::size_t count = 0;
+                       for (std::size_t r = 0; r < n; ++r) {
+                         sources[r] = readable_[r].data()
+                                          ? readable_[r].at(at)
+                                          : layout_.stage(base_, static_cast<int>(r), round) +
+                                                place(r, me) + skip + done;
+                         if (writable_[r].data())
+                           targets[count++] = writable_[r].at(plan.in_output(at));
+                       }
+                       if (anyone_collects) {
+                         targets[count++] = layout_.result(base_, rank_, round) + skip + done;
+                       }
+                       reduce(reduction, {sources.data(), n}, {targets.data(), count},
+                              bytes / element, staging);
+                     });
+    });
+  };
+  const auto collect = [&](std::uint64_t round) {
+    if (!i_collect) return;
+    for (std::size_t owner = 0; owner < n; ++owner) {
+      const auto [begin, length] = range(round, owner);
+      if (owner == me || length == 0) continue;
+      // What goes back to where it came from is in the cache already, if it fits.
+      copy_to(output, begin, layout_.result(base_, static_cast<int>(owner), round), length,
+              StoreHint::kCached);
+    }
+  };
+
+  const std::uint64_t base = step_;
+  stage(0);
+  publish_step(base + 1);  // A(0)
+  for (std::uint64_t t = 0; t < rounds; ++t) {
+    if (t > 0) {
+      wait_steps(running, base + 2 * t + 1);  // B(t - 1)
+      collect(t - 1);
+    }
+    stage(t + 1);
+    publish_step(base + 2 * t + 2);                    // A(t + 1)
+    wait_steps(running, base + (t == 0 ? 1 : 2 * t));  // A(t)
+    combine_slice(t);
+    publish_step(base + 2 * t + 3);  // B(t)
+  }
+  step_ = base + 2 * rounds + 1;
+  wait_steps(running, step_);
+  collect(rounds - 1);
+}
+
+}  // namespace convoy::coll
