@@ -174,10 +174,7 @@ class CallMaker::Builder {
   bool is_root() const { return maker_.rank_ == static_cast<int>(call_.signature.root); }
   bool is_root(std::size_t rank) const { return rank == call_.signature.root; }
 
-  Call build() {
-    if (lists_) call_.lists = std::move(lists_);
-    return std::move(call_);
-  }
+  Call build() { return std::move(call_); }
 
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
@@ -201,7 +198,7 @@ class CallMaker::Builder {
            std::less<>()(b.data, a.data + a.bytes);
   }
   CallLists& lists() {
-    if (!lists_) lists_ = std::make_shared<CallLists>();
+    if (!lists_) call_.lists = lists_ = std::make_shared<CallLists>();
     return *lists_;
   }
   std::vector<std::uint64_t>& counts(std::vector<std::uint64_t>& list) {
@@ -211,7 +208,7 @@ class CallMaker::Builder {
 
   const CallMaker& maker_;
   Call call_;
-  std::shared_ptr<CallLists> lists_;
+  std::shared_ptr<CallLists> lists_;  // the call's own
 };
 
 Call CallMaker::barrier(OpKind kind, const CallOptions& options) const {

@@ -107,11 +107,16 @@ void Engine::abort(const std::string& why) noexcept {
 void Engine::run(const Call& call, std::uint64_t number) {
   const Running running{&call, number};
   check_failed(running);
+  if (has_table(call.signature.op)) {
+    CountTable& table = layout_.table(base_, rank_, number);
+    std::copy(call.lists->send.begin(), call.lists->send.end(), table.send.begin());
+    std::copy(call.lists->receive.begin(), call.lists->receive.end(), table.receive.begin());
+  }
   if (size_ > 1) {
     arrive(running);
     compare_signatures(running);
-    if (has_table(call.signature.op)) compare_tables(running);
   }
+  if (has_table(call.signature.op)) compare_tables(running);
   try {
     move_data(running);
   } catch (const Error&) {
@@ -147,11 +152,6 @@ void Engine::arrive(const Running& running) {
   const Call& call = *running.call;
   Slot& mine = slot(rank_, running.number);
   mine.signature = call.signature;
-  if (has_table(call.signature.op)) {
-    CountTable& table = layout_.table(base_, rank_, running.number);
-    std::copy(call.lists->send.begin(), call.lists->send.end(), table.send.begin());
-    std::copy(call.lists->receive.begin(), call.lists->receive.end(), table.receive.begin());
-  }
   offer_data(call, running.number, mine);
   mine.arrived.store(running.number, std::memory_order_release);
   wait_all(running, [&](int r) {

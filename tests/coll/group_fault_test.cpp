@@ -9,7 +9,7 @@
 #include <chrono>
 
 #include "base/concat.h"
-#include "support.h"
+#include "exercise.h"
 
 namespace convoy::coll::test {
 namespace {
@@ -101,6 +101,50 @@ TEST_P(KillTest, SurvivorsAreToldWhoDied) {
     const auto told = std::stoll(ranks.store()->get(concat("told/", r), Deadline::after(20s)));
     EXPECT_LT(std::chrono::nanoseconds(told - killed), kEventLimit);
   }
+  ranks.join();
+}
+
+// The same over all collectives, in group memory, private memory and both.
+class KillInTest : public testing::TestWithParam<std::tuple<Op, int>> {};
+INSTANTIATE_TEST_SUITE_P(Each, KillInTest,
+                         testing::Combine(testing::ValuesIn(all_ops()), testing::Values(0, 2)),
+                         [](const auto& test) {
+                           return concat(name_of(std::get<0>(test.param)), "Rank",
+                                         std::get<1>(test.param));
+                         });
+
+TEST_P(KillInTest, SurvivorsAreToldWhoDiedAndAgree) {
+  const auto [op, victim] = GetParam();
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([op = op, victim = victim](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    std::vector<std::unique_ptr<Exercise>> exercises;
+    for (const std::uint64_t places : {0x0ull, ~0x0ull, 0x5a3c96e1d2b478f0ull}) {
+      for (const std::size_t count : {std::size_t{3}, std::size_t{60'000}}) {
+        exercises.push_back(std::make_unique<Exercise>(
+            *group, Step{.op = op, .count = count, .root = 1, .salt = 3, .places = places}));
+      }
+    }
+    for (const auto& exercise : exercises) exercise->run();
+    r.mark("looping");
+    const std::string text = error_of([&] {
+      for (std::size_t i = 0;; ++i) exercises[i % exercises.size()]->run();
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("peer lost"), HasSubstr(concat("rank ", victim, " (pid ")),
+                            HasSubstr("SIGKILL")));
+    r.store()->set(concat("last/", r.id()), std::to_string(group->last_completed()));
+  });
+  ranks.wait_mark("looping");
+  const auto killed = Clock::now();
+  ranks.kill(victim, SIGKILL);
+  std::string last;
+  for (int r = 0; r < 4; ++r) {
+    if (r == victim) continue;
+    const std::string mine = ranks.store()->get(concat("last/", r), Deadline::after(20s));
+    if (last.empty()) last = mine;
+    EXPECT_EQ(mine, last) << "survivors disagree on what has completed";
+  }
+  EXPECT_LT(Clock::now() - killed, kEventLimit);
   ranks.join();
 }
 
