@@ -32,12 +32,20 @@ class Convoy final : public bench::Side {
       : group_(coll::Group::create(launcher_store(), rank, size,
                                    {.name = "bench", .timeout = std::chrono::seconds(120)})) {}
 
+  // `bytes` is what a rank puts in, or gets out if that is more.
   std::vector<std::string> prepare(const bench::Case& next) override {
     case_ = next;
     type_ = type_of(next.type);
+    ranks_ = static_cast<std::size_t>(group_->size());
     count_ = next.bytes / coll::size_of(type_);
-    buffer_ = Buffer(*group_, next.path == "group", next.bytes);
-    if (next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier") return {""};
+    const bool shared = next.path == "group";
+    const bool two =
+        next.op == "all_to_all" || next.op == "reduce_scatter" || next.op == "all_gather";
+    output_ = {};
+    buffer_ = Buffer(*group_, shared, next.bytes);
+    if (two) output_ = Buffer(*group_, shared, next.bytes);
+    if (next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" || two)
+      return {""};
     return {};
   }
 
@@ -46,12 +54,20 @@ class Convoy final : public bench::Side {
       group_->all_reduce(buffer_.data, buffer_.data, count_, type_);
     } else if (case_.op == "broadcast") {
       group_->broadcast(buffer_.data, buffer_.data, count_, type_, 0);
+    } else if (case_.op == "reduce_scatter") {
+      group_->reduce_scatter(buffer_.data, output_.data, count_ / ranks_, type_);
+    } else if (case_.op == "all_gather") {
+      group_->all_gather(buffer_.data, output_.data, count_ / ranks_, type_);
+    } else if (case_.op == "all_to_all") {
+      group_->all_to_all(buffer_.data, output_.data, count_ / ranks_, type_);
     } else {
       group_->barrier();
     }
   }
 
-  std::span<std::byte> input() override { return {buffer_.data, case_.bytes}; }
+  std::span<std::byte> input() override {
+    return {buffer_.data, case_.op == "all_gather" ? case_.bytes / ranks_ : case_.bytes};
+  }
   void barrier() override { group_->barrier(); }
   double largest(double value) override {
     group_->all_reduce(&value, &value, 1, coll::DataType::kF64, {.op = coll::ReduceOp::kMax});
@@ -84,7 +100,8 @@ class Convoy final : public bench::Side {
   bench::Case case_;
   coll::DataType type_ = coll::DataType::kF32;
   std::size_t count_ = 0;
-  Buffer buffer_;
+  std::size_t ranks_ = 1;
+  Buffer buffer_, output_;
 };
 
 }  // namespace

@@ -23,6 +23,7 @@ MPI_SETTINGS = {
     "default": [],
     "copy in copy out": ["--mca", "btl_vader_single_copy_mechanism", "none"],
 }
+LARGE = [MB, 4 * MB, 25 * MB, 100 * MB]
 # (operation, type, path, ranks, sizes, peer, least ratio): what we promise on an idle 2-core machine.
 BARS = [
     ("all_reduce", "f32", "group", 2, [25 * MB, 100 * MB], "limit", 0.9),
@@ -34,6 +35,11 @@ BARS = [
     ("all_reduce", "f32", "private", 2, [8], "openmpi", 1),
     ("barrier", "f32", "private", 2, [0], "openmpi", 1),
     ("all_reduce", "bf16", "private", 2, [25 * MB, 100 * MB], "openmpi", 2),
+    ("reduce_scatter", "f32", "group", 2, LARGE, "limit", 0.8),
+    ("reduce_scatter", "f32", "private", 2, LARGE, "limit", 0.8),
+    *((op, "f32", path, 2, LARGE, "openmpi", least)
+      for op in ["all_gather", "broadcast", "all_to_all"]
+      for path, least in [("private", 1), ("group", 1.5)]),
     ("all_reduce", "f32", "private", 4, None, "openmpi", 1),
     ("all_reduce", "f32", "private", 4, None, "gloo", 1),
     ("all_reduce", "f32", "group", 4, None, "openmpi", 1),
@@ -53,8 +59,9 @@ def cases(quick):
         if ranks == 2 or not quick:
             large = [25 * MB, 100 * MB] if quick else sizes[3:]
             yield from ((ranks, "all_reduce", "bf16", both, size) for size in large)
-            yield from ((ranks, "broadcast", "f32", both, size)
-                        for size in ([MB] if quick else sizes[3:]))
+            for op in ["reduce_scatter", "all_gather", "broadcast", "all_to_all"]:
+                some = [MB, 100 * MB] if quick else sizes[3:]
+                yield from ((ranks, op, "f32", both, size) for size in some)
 
 
 def start_sides(ranks, wanted, most_bytes):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+OPS = ("all_reduce", "broadcast", "barrier", "reduce_scatter", "all_gather", "all_to_all")
 FILLED = 64 << 10  # as in side.cpp
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -19,13 +20,22 @@ class Gloo:
         self.op, dtype, _, size, seconds = case.split()
         self.bytes, self.seconds = int(size), float(seconds)
         dtype = TYPES[dtype]
+        ranks = dist.get_world_size()
         self.buffer = torch.zeros(max(1, self.bytes // dtype.itemsize), dtype=dtype)
+        self.output = torch.zeros_like(self.buffer) if self.op == "all_to_all" else None
+        self.part = self.buffer[: self.buffer.numel() // ranks].clone()
 
     def call(self):
         if self.op == "all_reduce":
             dist.all_reduce(self.buffer)
         elif self.op == "broadcast":
             dist.broadcast(self.buffer, 0)
+        elif self.op == "reduce_scatter":
+            dist.reduce_scatter_tensor(self.part, self.buffer)
+        elif self.op == "all_gather":
+            dist.all_gather_into_tensor(self.buffer, self.part)
+        elif self.op == "all_to_all":
+            dist.all_to_all_single(self.output, self.buffer)
         else:
             dist.barrier()
 
@@ -40,7 +50,7 @@ class Gloo:
             elapsed = time.perf_counter_ns() - start
         else:
             for _ in range(calls):
-                self.buffer.fill_(1)
+                (self.part if self.op == "all_gather" else self.buffer).fill_(1)
                 dist.barrier()
                 start = time.perf_counter_ns()
                 self.call()
@@ -64,7 +74,7 @@ def main():
     with open(side / str(rank)) as cases:
         answers = open(side / "answers", "w") if rank == 0 else None
         for case in cases:
-            known = case.split()[0] in ("all_reduce", "broadcast", "barrier")
+            known = case.split()[0] in OPS
             answer = {"": Gloo(case).measure()} if known else {}
             if answers:
                 print(json.dumps(answer), file=answers, flush=True)

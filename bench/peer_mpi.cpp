@@ -30,7 +30,7 @@ void add_bf16(void* input, void* inout, int* count, MPI_Datatype*) {
 
 class Mpi final : public bench::Side {
  public:
-  explicit Mpi(int rank) : rank_(rank) { MPI_Op_create(&add_bf16, 1, &bf16_sum_); }
+  explicit Mpi(int ranks) : ranks_(ranks) { MPI_Op_create(&add_bf16, 1, &bf16_sum_); }
   ~Mpi() override { MPI_Op_free(&bf16_sum_); }
 
   std::vector<std::string> prepare(const bench::Case& next) override {
@@ -39,10 +39,12 @@ class Mpi final : public bench::Side {
     type_ = bf16 ? MPI_UINT16_T : MPI_FLOAT;
     sum_ = bf16 ? bf16_sum_ : MPI_SUM;
     count_ = static_cast<int>(next.bytes / (bf16 ? 2 : 4));
-    const std::size_t size = (next.bytes / 64 + 1) * 64;
-    buffer_.reset(static_cast<std::byte*>(std::aligned_alloc(64, size)));
-    std::memset(buffer_.get(), 0, size);
-    if (next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier") return {""};
+    const bool two =
+        next.op == "all_to_all" || next.op == "reduce_scatter" || next.op == "all_gather";
+    buffer_ = allocate(next.bytes);
+    output_ = two ? allocate(next.bytes) : nullptr;
+    if (next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" || two)
+      return {""};
     return {};
   }
 
@@ -51,12 +53,24 @@ class Mpi final : public bench::Side {
       MPI_Allreduce(MPI_IN_PLACE, buffer_.get(), count_, type_, sum_, MPI_COMM_WORLD);
     } else if (case_.op == "broadcast") {
       MPI_Bcast(buffer_.get(), count_, type_, 0, MPI_COMM_WORLD);
+    } else if (case_.op == "reduce_scatter") {
+      MPI_Reduce_scatter_block(buffer_.get(), output_.get(), count_ / ranks_, type_, sum_,
+                               MPI_COMM_WORLD);
+    } else if (case_.op == "all_gather") {
+      MPI_Allgather(buffer_.get(), count_ / ranks_, type_, output_.get(), count_ / ranks_, type_,
+                    MPI_COMM_WORLD);
+    } else if (case_.op == "all_to_all") {
+      MPI_Alltoall(buffer_.get(), count_ / ranks_, type_, output_.get(), count_ / ranks_, type_,
+                   MPI_COMM_WORLD);
     } else {
       MPI_Barrier(MPI_COMM_WORLD);
     }
   }
 
-  std::span<std::byte> input() override { return {buffer_.get(), case_.bytes}; }
+  std::span<std::byte> input() override {
+    const auto ranks = static_cast<std::size_t>(ranks_);
+    return {buffer_.get(), case_.op == "all_gather" ? case_.bytes / ranks : case_.bytes};
+  }
   void barrier() override { MPI_Barrier(MPI_COMM_WORLD); }
   double largest(double value) override {
     MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -67,24 +81,34 @@ class Mpi final : public bench::Side {
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
-  int rank_;
+  using Memory = std::unique_ptr<std::byte, Free>;
+
+  static Memory allocate(std::size_t bytes) {
+    const std::size_t size = (bytes / 64 + 1) * 64;
+    Memory memory(static_cast<std::byte*>(std::aligned_alloc(64, size)));
+    std::memset(memory.get(), 0, size);
+    return memory;
+  }
+
+  int ranks_;
   MPI_Op bf16_sum_ = MPI_OP_NULL;
   bench::Case case_;
   MPI_Datatype type_ = MPI_FLOAT;
   MPI_Op sum_ = MPI_SUM;
   int count_ = 0;
-  std::unique_ptr<std::byte, Free> buffer_;
+  Memory buffer_, output_;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
-  int rank = 0;
+  int rank = 0, ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   int status = 0;
   {
-    Mpi side(rank);
+    Mpi side(ranks);
     status = bench::serve(rank, side);
   }
   MPI_Finalize();

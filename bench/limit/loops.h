@@ -16,17 +16,17 @@ constexpr std::size_t kGrain = 256;  // buffers are aligned to, and lengths mult
 enum class Stores { kPlain, kStreaming };
 
 #if defined(__x86_64__)
-// a += b and, where `also` is given, also = a.
+// to = a + b and, where `also` is given, also = to.
 template <Stores stores>
-__attribute__((target("avx2"))) inline void add_avx2(float* a, const float* b, float* also,
-                                                     std::size_t bytes) {
+__attribute__((target("avx2"))) inline void add_avx2(float* to, const float* a, const float* b,
+                                                     float* also, std::size_t bytes) {
   const std::size_t count = bytes / sizeof(float);
   for (std::size_t i = 0; i < count; i += 64) {
     __m256 sum[8];
     for (int u = 0; u < 8; ++u) {
       sum[u] = _mm256_add_ps(_mm256_load_ps(a + i + 8 * u), _mm256_load_ps(b + i + 8 * u));
     }
-    for (float* target : {a, also}) {
+    for (float* target : {to, also}) {
       if (target == nullptr) continue;
       for (int u = 0; u < 8; ++u) {
         if constexpr (stores == Stores::kStreaming) {
@@ -55,24 +55,27 @@ inline const bool kHasAvx2 = __builtin_cpu_supports("avx2") != 0;
 inline const bool kHasAvx2 = false;
 #endif
 
-inline void add_portable(float* a, const float* b, float* also, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes / sizeof(float); ++i) a[i] += b[i];
-  if (also != nullptr) std::memcpy(also, a, bytes);
+inline void add_portable(float* to, const float* a, const float* b, float* also,
+                         std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes / sizeof(float); ++i) to[i] = a[i] + b[i];
+  if (also != nullptr) std::memcpy(also, to, bytes);
 }
 
-// a += b, and also = a where it is given.
-inline void add(void* a, const void* b, void* also, std::size_t bytes, Stores stores) {
-  auto* x = static_cast<float*>(a);
+// to = a + b, and also = to where it is given.
+inline void add(void* to, const void* a, const void* b, void* also, std::size_t bytes,
+                Stores stores) {
+  auto* sum = static_cast<float*>(to);
+  auto* x = static_cast<const float*>(a);
   auto* y = static_cast<const float*>(b);
   auto* z = static_cast<float*>(also);
 #if defined(__x86_64__)
   if (kHasAvx2) {
-    return stores == Stores::kStreaming ? add_avx2<Stores::kStreaming>(x, y, z, bytes)
-                                        : add_avx2<Stores::kPlain>(x, y, z, bytes);
+    return stores == Stores::kStreaming ? add_avx2<Stores::kStreaming>(sum, x, y, z, bytes)
+                                        : add_avx2<Stores::kPlain>(sum, x, y, z, bytes);
   }
 #endif
   static_cast<void>(stores);
-  add_portable(x, y, z, bytes);
+  add_portable(sum, x, y, z, bytes);
 }
 
 inline void copy(void* to, const void* from, std::size_t bytes, Stores stores) {

@@ -27,7 +27,10 @@ class Limit final : public bench::Side {
   std::vector<std::string> prepare(const bench::Case& next) override {
     const std::size_t size = (next.bytes / limit::kGrain + 1) * limit::kGrain;
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(limit::kGrain, size)));
+    output_.reset(static_cast<std::byte*>(std::aligned_alloc(limit::kGrain, size)));
+    std::memset(output_.get(), 0, size);
     rank_.mine = memory_.get();
+    rank_.out = output_.get();
     rank_.shared->private_buffers[rank_.id] = rank_.mine;
     group_ = next.path == "group";
     bytes_ = next.bytes;
@@ -142,7 +145,7 @@ class Limit final : public bench::Side {
     void operator()(std::byte* p) const { std::free(p); }
   };
   Rank& rank_;
-  std::unique_ptr<std::byte, Free> memory_;
+  std::unique_ptr<std::byte, Free> memory_, output_;
   bool group_ = false;
   std::size_t bytes_ = 0;
   std::byte* buffer_ = nullptr;

@@ -25,9 +25,9 @@ void publish(Counter& counter, std::uint64_t value) {
   counter.value.store(value, std::memory_order_release);
 }
 
-void read_from(const Rank& rank, int peer, Slice part) {
+void read_from(const Rank& rank, std::byte* to, int peer, Slice part) {
   auto* theirs = static_cast<std::byte*>(rank.shared->private_buffers[peer]);
-  const iovec local{rank.mine + part.begin, part.bytes}, remote{theirs + part.begin, part.bytes};
+  const iovec local{to + part.begin, part.bytes}, remote{theirs + part.begin, part.bytes};
   const ssize_t got = process_vm_readv(rank.shared->pids[peer], &local, 1, &remote, 1, 0);
   if (got != static_cast<ssize_t>(part.bytes)) {
     std::perror("bench_limit: process_vm_readv");
@@ -55,6 +55,7 @@ class Pipeline {
  public:
   Pipeline(Rank& rank, std::size_t bytes, const Staging& staging, Steps steps)
       : rank_(rank), bytes_(bytes), staging_(staging), steps_(steps) {
+    first_ = slice(bytes, rank.id, rank.ranks);
     count_ = (slice(bytes, 0, rank.ranks).bytes + staging.chunk - 1) / staging.chunk;
   }
 
@@ -97,15 +98,21 @@ class Pipeline {
   void reduce(std::size_t c) {
     rank_.await_all(rank_.shared->staged, number(c));
     const Slice s = part(c, rank_.id);
-    std::byte* mine = rank_.mine + s.begin;
+    const std::byte* mine = rank_.mine + s.begin;
     std::byte* out = steps_.gather ? rank_.slot_out[rank_.id] + slot(c, 0) : nullptr;
-    if (!steps_.reduce) copy(out, mine, s.bytes, staging_.stores);
+    // An all-reduce works in place; the others have an output.
+    std::byte* result = steps_.gather ? target() + s.begin : rank_.out + s.begin - first_.begin;
+    if (!steps_.reduce) {
+      copy(out, mine, s.bytes, staging_.stores);
+      copy(result, mine, s.bytes, Stores::kPlain);
+    }
     int left = steps_.reduce ? rank_.ranks - 1 : 0;
     for (int r = 0; left > 0; ++r) {
       if (r == rank_.id) continue;
+      const bool is_first = left == rank_.ranks - 1;
       --left;
-      add(mine, rank_.slot_in[r] + slot(c, rank_.id), left == 0 ? out : nullptr, s.bytes,
-          Stores::kPlain);
+      add(result, is_first ? mine : result, rank_.slot_in[r] + slot(c, rank_.id),
+          left == 0 ? out : nullptr, s.bytes, Stores::kPlain);
     }
     publish(rank_.shared->reduced[rank_.id], number(c));
   }
@@ -116,14 +123,17 @@ class Pipeline {
     for (int r = 0; r < rank_.ranks; ++r) {
       if (r == rank_.id) continue;
       const Slice s = part(c, r);
-      copy(rank_.mine + s.begin, rank_.slot_out[r] + slot(c, 0), s.bytes, Stores::kPlain);
+      copy(target() + s.begin, rank_.slot_out[r] + slot(c, 0), s.bytes, Stores::kPlain);
     }
   }
+
+  std::byte* target() const { return steps_.reduce ? rank_.mine : rank_.out; }
 
   Rank& rank_;
   std::size_t bytes_;
   Staging staging_;
   Steps steps_;
+  Slice first_;  // this rank's
   std::size_t count_;
 };
 
@@ -148,8 +158,9 @@ void all_reduce_group(Rank& rank, std::size_t bytes, Stores stores) {
   rank.barrier();
   const int peer = 1 - rank.id;
   const Slice s = slice(bytes, rank.id, 2);
-  add(rank.group[rank.id] + s.begin, rank.group[peer] + s.begin, rank.group[peer] + s.begin,
-      s.bytes, stores);
+  std::byte* mine = rank.group[rank.id] + s.begin;
+  std::byte* theirs = rank.group[peer] + s.begin;
+  add(mine, mine, theirs, theirs, s.bytes, stores);
   rank.barrier();
 }
 
@@ -160,7 +171,7 @@ void all_reduce_flat(Rank& rank, std::size_t bytes, Stores stores) {
   copy(rank.slot_in[rank.id] + at, rank.mine, rounded(bytes), stores);
   publish(rank.shared->flat[rank.id], number);
   rank.await(rank.shared->flat[peer].value, number);
-  add(rank.mine, rank.slot_in[peer] + at, nullptr, rounded(bytes), Stores::kPlain);
+  add(rank.mine, rank.mine, rank.slot_in[peer] + at, nullptr, rounded(bytes), Stores::kPlain);
 }
 
 void staged(Rank& rank, std::size_t bytes, const Staging& staging, Steps steps) {
@@ -170,9 +181,11 @@ void staged(Rank& rank, std::size_t bytes, const Staging& staging, Steps steps) 
 void reduce_scatter_group(Rank& rank, std::size_t bytes, Stores stores) {
   rank.barrier();
   const Slice s = slice(bytes, rank.id, rank.ranks);
+  const std::byte* sum = rank.group[rank.id] + s.begin;
   for (int r = 0; r < rank.ranks; ++r) {
     if (r == rank.id) continue;
-    add(rank.group[rank.id] + s.begin, rank.group[r] + s.begin, nullptr, s.bytes, stores);
+    add(rank.out, sum, rank.group[r] + s.begin, nullptr, s.bytes, stores);
+    sum = rank.out;
   }
   rank.barrier();
 }
@@ -180,9 +193,8 @@ void reduce_scatter_group(Rank& rank, std::size_t bytes, Stores stores) {
 void all_gather_group(Rank& rank, std::size_t bytes, Stores stores) {
   rank.barrier();
   for (int r = 0; r < rank.ranks; ++r) {
-    if (r == rank.id) continue;
     const Slice s = slice(bytes, r, rank.ranks);
-    copy(rank.group[rank.id] + s.begin, rank.group[r] + s.begin, s.bytes, stores);
+    copy(rank.out + s.begin, rank.group[r] + s.begin, s.bytes, stores);
   }
   rank.barrier();
 }
@@ -217,14 +229,19 @@ void broadcast_vm(Rank& rank, std::size_t bytes) {
   rank.barrier();
   const Slice s = slice(bytes, rank.id, 2);
   if (rank.id == 0) write_to(rank, 1, s);
-  if (rank.id == 1) read_from(rank, 0, s);
+  if (rank.id == 1) read_from(rank, rank.mine, 0, s);
   rank.barrier();
 }
 
 void all_gather_vm(Rank& rank, std::size_t bytes) {
   rank.barrier();
   for (int r = 0; r < rank.ranks; ++r) {
-    if (r != rank.id) read_from(rank, r, slice(bytes, r, rank.ranks));
+    const Slice s = slice(bytes, r, rank.ranks);
+    if (r == rank.id) {
+      copy(rank.out + s.begin, rank.mine + s.begin, s.bytes, Stores::kPlain);
+    } else {
+      read_from(rank, rank.out, r, s);
+    }
   }
   rank.barrier();
 }

@@ -47,6 +47,7 @@ struct Rank {
   std::vector<std::byte*> slot_in;  // every rank's staging memory
   std::vector<std::byte*> slot_out;
   std::byte* mine = nullptr;  // private buffer, of the body's making
+  std::byte* out = nullptr;   // private too, for what is not done in place
   bool crowded = false;       // more ranks than cores: do not spin for long
 
   std::uint64_t barriers = 0;  // operations so far, each equal on all ranks

@@ -117,7 +117,7 @@ struct alignas(kLine) Slot {
   std::uint16_t stretches = 0;  // of the input
   Carrier carrier = Carrier::kNone;
   bool shared_output = false;
-  std::array<StoreHint, kRoutes> hints{};  // rank 0's choice for all
+  std::array<Way, kRoutes> ways{};  // rank 0's choice for all
 };
 static_assert(sizeof(Slot) == 2 * kLine);
 

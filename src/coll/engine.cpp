@@ -35,10 +35,10 @@ CoreSet all_cores(const shm::Mesh& mesh) {
 
 // Near cores hand over cached lines faster than memory does; far ones do not. Where ranks outnumber
 // cores a probe would only measure the scheduler.
-StoreHint first_guess(const CoreSet& cores, int ranks) {
-  if (ranks > usable_cores(cores)) return StoreHint::kCached;
+Way first_guess(const CoreSet& cores, int ranks) {
+  if (ranks > usable_cores(cores)) return Way::kCached;
   static const CoreDistance measured = measure_core_distance(cores);
-  return measured.near() ? StoreHint::kCached : StoreHint::kStreaming;
+  return measured.near() ? Way::kCached : Way::kStreaming;
 }
 
 }  // namespace
@@ -176,8 +176,10 @@ void Engine::offer_data(const Call& call, std::uint64_t number, Slot& mine) {
   }
   auto& fabric = shm::Fabric::instance();
   if (tuner_) {
-    mine.hints = {tuner_->choose(Route::kDirect, call.bytes()),
-                  tuner_->choose(Route::kStaged, call.bytes())};
+    for (int route = 0; route < kRoutes; ++route) {
+      mine.ways[static_cast<std::size_t>(route)] = tuner_->choose(
+          static_cast<int>(call.signature.op), static_cast<Route>(route), call.bytes());
+    }
   }
   // Every stretch must be shared, and there must be room to tell where they are.
   auto* places = reinterpret_cast<shm::Location*>(layout_.payload(base_, rank_, number));

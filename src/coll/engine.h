@@ -105,9 +105,6 @@ class Engine {
 
   // --- operations ---
   struct ReducePlan;
-  struct MoveWays {
-    bool read_private = false;
-  };
   enum class Side { kInput, kOutput };
 
   // engine.cpp
@@ -139,12 +136,12 @@ class Engine {
 
   // move.cpp
   void move(const Running& running);
-  bool is_staged(const Running& running, int source, std::size_t contribution,
-                 const MoveWays& ways) const;
-  void pull(const Running& running, const Movement& movement, const MoveWays& ways, StoreHint hint);
+  bool is_staged(const Running& running, int source, std::size_t contribution, Way way) const;
+  void keep_own(const Movement& movement, StoreHint hint);
+  void keep_own(const Movement& movement, std::size_t begin, std::size_t length, StoreHint hint);
+  void pull(const Running& running, const Movement& movement, Way way);
   void pull_shared(const Running& running, const Movement& movement, int source, StoreHint hint);
-  void move_staged(const Running& running, const Movement& movement, const MoveWays& ways,
-                   StoreHint staging);
+  void move_staged(const Running& running, const Movement& movement, Way way);
   bool reads_private(const Running& running);
   void read_private(const Running& running, int source, std::uint64_t address, const View& target);
 
@@ -152,8 +149,8 @@ class Engine {
   RankHead& head(int rank) const { return layout_.rank(base_, rank); }
   GroupHead& group() const { return layout_.group(base_); }
   // What rank 0 chose for this operation, and its note of how it went.
-  StoreHint hint(const Running& running, Route route) const {
-    return slot(0, running.number).hints[static_cast<std::size_t>(route)];
+  Way chosen(const Running& running, Route route) const {
+    return slot(0, running.number).ways[static_cast<std::size_t>(route)];
   }
   template <class Operation>
   void tuned(const Running& running, Route route, Operation operation);

@@ -73,14 +73,15 @@ void Engine::wait_all(const Running& running, Flag flag) {
   wait(running, ready, blocker, lagging);
 }
 
-// Runs operation(hint) of a large operation; rank 0 notes how long it took.
+// Runs operation(way) of a large operation; rank 0 notes how long it took.
 template <class Operation>
 void Engine::tuned(const Running& running, Route route, Operation operation) {
-  const StoreHint chosen = hint(running, route);
-  if (!tuner_) return operation(chosen);
+  const Way way = chosen(running, route);
+  if (!tuner_) return operation(way);
   const auto start = Deadline::Clock::now();
-  operation(chosen);
-  tuner_->record(route, running.call->bytes(), chosen, Deadline::Clock::now() - start);
+  operation(way);
+  tuner_->record(static_cast<int>(running.call->signature.op), route, running.call->bytes(), way,
+                 Deadline::Clock::now() - start);
 }
 
 }  // namespace convoy::coll

@@ -13,9 +13,7 @@
 namespace convoy::coll {
 namespace {
 
-// From here on data in private memory is read out of the other process, where that is allowed: one
-// copy instead of two, at the price of a system call and of pinning the pages.
-constexpr std::size_t kReadLeast = std::size_t{256} << 10;
+constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
 
 }  // namespace
 
@@ -23,51 +21,61 @@ void Engine::move(const Running& running) {
   const Movement movement(*running.call, rank_, size_, [&](int r) -> const CountTable& {
     return layout_.table(base_, r, running.number);
   });
-  // What stays here. In place it is there already.
-  const View own = movement.outgoing(rank_);
-  movement.incoming(rank_).for_each(0, movement.sent(rank_, rank_),
-                                    [&](std::byte* to, std::size_t done, std::size_t bytes) {
-                                      if (to != own.at(done))
-                                        copy_from(own, done, to, bytes, StoreHint::kCached);
-                                    });
-  if (size_ == 1) return;
+  if (size_ == 1) return keep_own(movement, StoreHint::kCached);
 
-  bool small = true, staged = false, read = false;
+  bool small = true, staged = false, readable = true;
   for (int r = 0; r < size_; ++r) {
     const std::size_t bytes = movement.contribution(r);
     const Carrier carrier = carrier_of(running, r, bytes);
     small &=
         carrier == Carrier::kNone || carrier == Carrier::kInline || carrier == Carrier::kPayload;
     if (carrier != Carrier::kPrivate) continue;
-    (bytes >= kReadLeast && slot(r, running.number).stretches <= 1 ? read : staged) = true;
-  }
-  if (read && !reads_private(running)) {
-    read = false;
     staged = true;
+    readable &= slot(r, running.number).stretches <= 1;
   }
-  if (small) return pull(running, movement, {}, StoreHint::kCached);
-  tuned(running, staged ? Route::kStaged : Route::kDirect, [&](StoreHint hint) {
-    pull(running, movement, {.read_private = read}, hint);
-    if (staged) {
-      move_staged(running, movement, {.read_private = read}, hint);
-    } else {
-      publish_step(++step_);
-      wait_steps(running, step_);
-    }
+  if (small) {
+    keep_own(movement, StoreHint::kCached);
+    return pull(running, movement, Way::kCached);
+  }
+  const Route route = !staged                              ? Route::kDirect
+                      : readable && reads_private(running) ? Route::kMoved
+                                                           : Route::kStaged;
+  tuned(running, route, [&](Way way) {
+    // What everyone gets is kept while it is staged: it is read once then.
+    const bool later =
+        movement.multicast() && is_staged(running, rank_, movement.contribution(rank_), way);
+    if (!later) keep_own(movement, store_hint(way));
+    pull(running, movement, way);
+    if (staged && way != Way::kRead) return move_staged(running, movement, way);
+    publish_step(++step_);
+    wait_steps(running, step_);
   });
 }
 
+void Engine::keep_own(const Movement& movement, StoreHint hint) {
+  keep_own(movement, 0, movement.sent(rank_, rank_), hint);
+}
+
+// [begin, begin + length) of what stays here. In place it is there already.
+void Engine::keep_own(const Movement& movement, std::size_t begin, std::size_t length,
+                      StoreHint hint) {
+  const View own = movement.outgoing(rank_);
+  movement.incoming(rank_).for_each(begin, length,
+                                    [&](std::byte* to, std::size_t done, std::size_t bytes) {
+                                      if (to != own.at(begin + done))
+                                        copy_from(own, begin + done, to, bytes, hint);
+                                    });
+}
+
 bool Engine::is_staged(const Running& running, int source, std::size_t contribution,
-                       const MoveWays& ways) const {
-  if (carrier_of(running, source, contribution) != Carrier::kPrivate) return false;
-  return !(ways.read_private && contribution >= kReadLeast &&
-           slot(source, running.number).stretches <= 1);
+                       Way way) const {
+  return way != Way::kRead && carrier_of(running, source, contribution) == Carrier::kPrivate;
 }
 
 // Copies from every source whose data can be reached as it is. Each rank begins with another
 // source, so that they do not all read the same memory at once.
-void Engine::pull(const Running& running, const Movement& movement, const MoveWays& ways,
-                  StoreHint hint) {
+void Engine::pull(const Running& running, const Movement& movement, Way way) {
+  const StoreHint hint = store_hint(way);
   for (int i = 1; i < size_; ++i) {
     const int source = (rank_ + i) % size_;
     const std::size_t bytes = movement.sent(source, rank_);
@@ -84,7 +92,7 @@ void Engine::pull(const Running& running, const Movement& movement, const MoveWa
         break;
       case Carrier::kShared: pull_shared(running, movement, source, hint); break;
       case Carrier::kPrivate:
-        if (!is_staged(running, source, contribution, ways)) {
+        if (way == Way::kRead) {
           read_private(running, source, theirs.input.offset + offset, target);
         }
         break;
@@ -119,21 +127,24 @@ void Engine::pull_shared(const Running& running, const Movement& movement, int s
 // Sources fill their two staging buffers in turn; their targets copy from them. Steps as in
 // combine_staged: A(t + 1), "my data for round t + 1 is staged", and B(t), "I have copied what was
 // mine in round t".
-void Engine::move_staged(const Running& running, const Movement& movement, const MoveWays& ways,
-                         StoreHint staging) {
+void Engine::move_staged(const Running& running, const Movement& movement, Way way) {
+  const StoreHint staging = store_hint(way);
+  // What will not be found in a cache anyway need not go there.
+  const StoreHint writing =
+      running.call->output_bytes >= kBeyondCaches ? StoreHint::kStreaming : StoreHint::kCached;
   // Only one rank, or all of them, want a source's bytes: the whole buffer is for them.
   const OpKind kind = running.call->signature.op;
   const bool whole = movement.multicast() || kind == OpKind::kGather || kind == OpKind::kGatherV;
   const std::size_t slice = whole ? layout_.stage_bytes() : layout_.slice_bytes();
   std::uint64_t rounds = 0;
   for (int s = 0; s < size_; ++s) {
-    if (!is_staged(running, s, movement.contribution(s), ways)) continue;
+    if (!is_staged(running, s, movement.contribution(s), way)) continue;
     for (int t = 0; t < size_; ++t) {
       if (t != s)
         rounds = std::max<std::uint64_t>(rounds, (movement.sent(s, t) + slice - 1) / slice);
     }
   }
-  const bool i_stage = is_staged(running, rank_, movement.contribution(rank_), ways);
+  const bool i_stage = is_staged(running, rank_, movement.contribution(rank_), way);
   const auto place = [&](int source, int target) {
     return whole ? 0 : static_cast<std::size_t>(target < source ? target : target - 1) * slice;
   };
@@ -150,7 +161,9 @@ void Engine::move_staged(const Running& running, const Movement& movement, const
       const auto [begin, length] = range(round, rank_, target);
       if (length == 0) continue;
       copy_from(movement.outgoing(target), begin, buffer + place(rank_, target), length, staging);
-      if (movement.multicast()) break;  // once for all
+      if (!movement.multicast()) continue;
+      keep_own(movement, begin, length, writing);
+      break;  // it is staged once for all
     }
   };
   const std::uint64_t base = step_;
@@ -163,13 +176,13 @@ void Engine::move_staged(const Running& running, const Movement& movement, const
     for (int i = 1; i < size_; ++i) {
       const int source = (rank_ + i) % size_;
       const auto [begin, length] = range(t, source, rank_);
-      if (length == 0 || !is_staged(running, source, movement.contribution(source), ways)) continue;
+      if (length == 0 || !is_staged(running, source, movement.contribution(source), way)) continue;
       const std::uint64_t staged = base + (t == 0 ? 1 : 2 * t);  // A(t)
       wait_all(running, [&](int r) {
         return r != source || head(r).step.load(std::memory_order_acquire) >= staged;
       });
       copy_to(movement.incoming(source), begin,
-              layout_.stage(base_, source, t) + place(source, rank_), length, StoreHint::kCached);
+              layout_.stage(base_, source, t) + place(source, rank_), length, writing);
     }
     publish_step(base + 2 * t + 3);  // B(t)
   }

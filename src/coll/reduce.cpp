@@ -81,10 +81,11 @@ void Engine::combine(const Running& running) {
 
   const bool direct = find_buffers(running, plan);
   if (direct && !plan.scatter) {
-    tuned(running, Route::kDirect, [&](StoreHint hint) { combine_in_place(running, plan, hint); });
+    tuned(running, Route::kDirect,
+          [&](Way way) { combine_in_place(running, plan, store_hint(way)); });
   } else {
     tuned(running, direct ? Route::kDirect : Route::kStaged,
-          [&](StoreHint hint) { combine_staged(running, plan, hint); });
+          [&](Way way) { combine_staged(running, plan, store_hint(way)); });
   }
 }
 
