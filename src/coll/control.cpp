@@ -65,18 +65,34 @@ std::string Signature::to_string() const {
 Layout::Layout(int ranks) : ranks_(ranks) {
   const auto others = static_cast<std::size_t>(std::max(1, ranks - 1));
   eager_ = ranks <= 8 ? std::size_t{128} << 10 : std::size_t{16} << 10;
+  letter_ = ranks <= 8 ? 4096 : ranks <= 16 ? 1024 : 0;
   // A staging buffer holds one slice for every other rank and stays in a core's second-level cache.
   constexpr std::size_t kStage = std::size_t{256} << 10;
   slice_ = std::max(kPage, kStage / others / kPage * kPage);
   stage_ = pages(slice_ * others);
 }
 
+std::size_t Layout::channels_at() const {
+  return sizeof(GroupHead) + sizeof(RankHead) * static_cast<std::size_t>(ranks_);
+}
+
 std::size_t Layout::heads_end() const {
-  return pages(sizeof(GroupHead) + sizeof(RankHead) * static_cast<std::size_t>(ranks_));
+  const auto n = static_cast<std::size_t>(ranks_);
+  return pages(channels_at() + n * n * sizeof(Channel));
 }
 
 std::size_t Layout::total_bytes() const {
-  return heads_end() + rank_bytes() * static_cast<std::size_t>(ranks_);
+  const auto n = static_cast<std::size_t>(ranks_);
+  return heads_end() + rank_bytes() * n + pages(n * n * Channel::kLetters * letter_);
+}
+
+Channel& Layout::channel(std::byte* base, int from, int to) const {
+  return reinterpret_cast<Channel*>(base + channels_at())[from * ranks_ + to];
+}
+
+std::byte* Layout::letter_payload(std::byte* base, int from, int to, std::uint64_t number) const {
+  const auto pair = static_cast<std::size_t>(from * ranks_ + to);
+  return data(base, ranks_) + (pair * Channel::kLetters + number % Channel::kLetters) * letter_;
 }
 
 GroupHead& Layout::group(std::byte* base) const { return *reinterpret_cast<GroupHead*>(base); }

@@ -137,9 +137,65 @@ struct alignas(kLine) RankHead {
   // Whether the owner can read the others' private memory: 0 not known, 1 yes, 2 no. Release by the
   // owner, before a step that says so.
   std::atomic<std::uint64_t> reads_private{0};
+  // Sleepers of the owner that wait for messages; rung by whoever sends it one.
+  alignas(kLine) WaitWord mail;
+  // The owner has used messages; and, once the group is broken, touches no peer's memory for their
+  // sake any more. Release by the owner.
+  std::atomic<std::uint32_t> mail_used{0};
+  std::atomic<std::uint32_t> mail_stopped{0};
   // An address in the owner's private memory, to try it. Relaxed, before the first arrival.
   std::atomic<std::uint64_t> probe{0};
 };
+
+// A message from one rank to another, or what tells about it. 64 bytes: a small one costs one line.
+struct alignas(kLine) Letter {
+  enum class Kind : std::uint8_t {
+    kInline,   // the data is in the body
+    kPayload,  // beside the ring
+    kShared,   // in the sender's shared memory, at the Location in the body
+    kBounce,   // private: comes through the Bounce at that Location
+    kAnswer,   // the letter whose number is in the body has been received
+    kRefusal,  // it does not fit: bytes and type are what the receiver expects
+  };
+  struct Header {
+    std::uint64_t tag = 0;
+    std::uint64_t bytes = 0;
+    DataType type = DataType::kU8;
+    Kind kind = Kind::kInline;
+  };
+  static constexpr std::size_t kBodyBytes = 32;
+
+  // Of the letter in its channel, from 1; release by the sender, written last.
+  std::atomic<std::uint64_t> number{0};
+  Header header;
+  std::array<std::byte, kBodyBytes> body{};
+};
+static_assert(sizeof(Letter) == kLine);
+
+// The letters from one rank to another.
+struct Channel {
+  static constexpr std::size_t kLetters = 16;
+
+  // Letters that the receiver has taken out. Release by the receiver.
+  alignas(kLine) std::atomic<std::uint64_t> taken{0};
+  // The sender waits for room: set by it, cleared by the receiver that then rings.
+  std::atomic<std::uint32_t> blocked{0};
+  std::array<Letter, kLetters> letters;
+
+  Letter& letter(std::uint64_t number) { return letters[number % kLetters]; }
+};
+
+// How private data gets from one rank to another: a block of the sender's shared memory that begins
+// with this, and with its chunks one page later.
+struct Bounce {
+  static constexpr std::size_t kChunk = std::size_t{256} << 10;
+  static constexpr std::size_t kChunks = 4;
+  static constexpr std::size_t kData = 4096;
+
+  alignas(kLine) std::atomic<std::uint64_t> filled{0};   // bytes; release by the sender
+  alignas(kLine) std::atomic<std::uint64_t> emptied{0};  // bytes; release by the receiver
+};
+static_assert(sizeof(Bounce) <= Bounce::kData);
 
 // Sizes and places, computed alike by every rank.
 class Layout {
@@ -155,6 +211,9 @@ class Layout {
 
   GroupHead& group(std::byte* base) const;
   RankHead& rank(std::byte* base, int rank) const;
+  std::size_t letter_bytes() const { return letter_; }  // beside a letter
+  Channel& channel(std::byte* base, int from, int to) const;
+  std::byte* letter_payload(std::byte* base, int from, int to, std::uint64_t number) const;
   std::byte* payload(std::byte* base, int rank, std::uint64_t number) const;
   CountTable& table(std::byte* base, int rank, std::uint64_t number) const;
   // Data of `rank` on its way to the ranks that reduce it; `round` picks one of two buffers.
@@ -170,8 +229,11 @@ class Layout {
   std::size_t rank_bytes() const { return 2 * (eager_ + stage_ + slice_) + kTables; }
   std::byte* data(std::byte* base, int rank) const;
 
+  std::size_t channels_at() const;
+
   int ranks_;
   std::size_t eager_;
+  std::size_t letter_;
   std::size_t slice_;
   std::size_t stage_;
 };

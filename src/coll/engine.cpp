@@ -58,7 +58,7 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
       mesh_(shm::Mesh::create(store, rank, size, mesh_options(layout_, options))),
       base_(mesh_->control().data()),
       policy_(WaitPolicy::for_ranks(size, usable_cores(all_cores(*mesh_)))),
-      bell_(std::make_shared<Bell>(group().bell)),
+      bell_(std::make_shared<Bell>(group().bell, head(rank).mail)),
       workers_(options.threads),
       may_read_private_(options.read_private) {
   const auto n = static_cast<std::size_t>(size);
@@ -95,8 +95,7 @@ void Engine::close() noexcept {
                                                std::memory_order_acq_rel)) {
     group().departures.fetch_add(1, std::memory_order_acq_rel);
   }
-  group().bell.value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(group().bell.value);
+  wake_all();
 }
 
 void Engine::abort(const std::string& why) noexcept {

@@ -60,18 +60,23 @@ class Engine {
   // Wakes a run() of this rank and lets it fail; the rank then leaves the group. Idempotent.
   void close() noexcept;
   bool broken() const;
+  // Wakes everyone who sleeps in this group, on every rank.
+  void wake_all() noexcept;
   std::uint64_t last_completed() const { return completed_.load(std::memory_order_acquire); }
 
  private:
+  friend class Mail;  // messages, which share the group's memory and its failures
+
   // The watch thread's way to wake this rank.
   struct Bell final : shm::Alarm {
-    explicit Bell(WaitWord& word) : bell(&word) {}
+    Bell(WaitWord& all, WaitWord& own) : bell(&all), mail(&own) {}
     void ring() noexcept override;
 
     // Written by the watch thread (seq_cst, before the bell rings), read while waiting.
     std::atomic<bool> rung{false};
     std::mutex mutex;
     WaitWord* bell;  // guarded by mutex; nullptr once the engine is gone
+    WaitWord* mail;
   };
   // The operation under way, for messages.
   struct Running {
@@ -94,6 +99,7 @@ class Engine {
   void check_failed(const Running& running);
   bool gone(int rank, std::uint64_t number) const;
   std::string describe_gone(int rank) const;
+  std::string describe_late(int rank) const;
   [[noreturn]] void fail_peer(const Running& running, int rank);
   [[noreturn]] void fail_late(const Running& running, const std::vector<int>& late);
   [[noreturn]] void fail_run(const Running& running, ErrorKind kind, const std::string& cause);
@@ -101,6 +107,7 @@ class Engine {
   std::pair<ErrorKind, std::string> recorded_cause() const;
   std::string prefix(const Running& running) const;
 
+  std::function<bool()> all_gave_up() const;
   void quarantine_buffers(const Running& running);
 
   // --- operations ---

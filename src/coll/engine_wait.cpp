@@ -32,8 +32,19 @@ void Engine::Bell::ring() noexcept {
   rung.store(true, std::memory_order_seq_cst);
   const std::lock_guard lock(mutex);
   if (!bell) return;
-  bell->value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(bell->value);
+  for (WaitWord* word : {bell, mail}) {
+    word->value.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(word->value);
+  }
+}
+
+void Engine::wake_all() noexcept {
+  const auto ring = [](WaitWord& word) {
+    word.value.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(word.value);
+  };
+  ring(group().bell);
+  for (int r = 0; r < size_; ++r) ring(head(r).mail);
 }
 
 void Engine::ring_sleepers() noexcept {
@@ -119,33 +130,36 @@ void Engine::record_failure(std::uint64_t number, ErrorKind kind,
   while ((seen == 0 || seen > number) &&
          !group().failed.compare_exchange_weak(seen, number, std::memory_order_acq_rel)) {
   }
-  head(rank_).gave_up.store(1, std::memory_order_release);
-  group().bell.value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(group().bell.value);
+  wake_all();
 }
 
 void Engine::fail_run(const Running& running, ErrorKind kind, const std::string& cause) {
   record_failure(running.number, kind, cause);
+  head(rank_).gave_up.store(1, std::memory_order_release);
   // Says the recorded cause, which may be another rank's: every rank tells the same story.
   const auto [first_kind, first_cause] = recorded_cause();
   throw Error(first_kind, prefix(running) + first_cause);
 }
 
-// A peer that has not noticed yet may still write into this rank's buffers: the memory is not used
-// for anything else before every living rank has given up.
+// A peer that has not noticed yet may still write into this rank's buffers, or read them: the
+// memory is not used for anything else before every living rank has given up.
+std::function<bool()> Engine::all_gave_up() const {
+  return
+      [peers = mesh_->peers(), mapping = mesh_->control_mapping(), layout = layout_, base = base_] {
+        for (std::size_t r = 0; r < peers.size(); ++r) {
+          const auto& theirs = layout.rank(base, static_cast<int>(r));
+          const bool dead = peers[r] && peers[r]->lost();
+          const bool quiet = theirs.gave_up.load(std::memory_order_acquire) != 0 &&
+                             (theirs.mail_used.load(std::memory_order_acquire) == 0 ||
+                              theirs.mail_stopped.load(std::memory_order_acquire) != 0);
+          if (!dead && !quiet && theirs.departed.load(std::memory_order_acquire) == 0) return false;
+        }
+        return true;
+      };
+}
+
 void Engine::quarantine_buffers(const Running& running) {
-  const auto released = [peers = mesh_->peers(), mapping = mesh_->control_mapping(),
-                         layout = layout_, base = base_] {
-    for (std::size_t r = 0; r < peers.size(); ++r) {
-      const auto& theirs = layout.rank(base, static_cast<int>(r));
-      const bool dead = peers[r] && peers[r]->lost();
-      if (!dead && theirs.gave_up.load(std::memory_order_acquire) == 0 &&
-          theirs.departed.load(std::memory_order_acquire) == 0) {
-        return false;
-      }
-    }
-    return true;
-  };
+  const auto released = all_gave_up();
   auto& fabric = shm::Fabric::instance();
   for (const View& view : {running.call->input_view(), running.call->output_view()}) {
     for (const Stretch& each : view.stretches()) {
@@ -167,6 +181,14 @@ void Engine::fail_peer(const Running& running, int rank) {
   fail_run(running, ErrorKind::kPeerLost,
            concat(describe_gone(rank), "; ", list(waiting), " waited in #", running.number,
                   "; last completed #", running.number - 1, "; read rank ", rank, "'s log first"));
+}
+
+std::string Engine::describe_late(int rank) const {
+  const auto& process = mesh_->process(rank);
+  const auto state = process_state(process.pid);
+  const bool normal = mesh_->is_self(rank) || !state || *state == 'R' || *state == 'S';
+  return concat("rank ", rank, " (pid ", process.pid, ") ",
+                normal ? "is alive, but has not done its part" : describe_state(*state));
 }
 
 void Engine::fail_late(const Running& running, const std::vector<int>& late) {

@@ -11,8 +11,46 @@
 #include "base/loop.h"
 #include "coll/calls.h"
 #include "coll/engine.h"
+#include "coll/mail.h"
 
 namespace convoy::coll {
+
+// What a Work stands for.
+struct Work::Operation {
+  explicit Operation(std::shared_ptr<Group::Impl> in) : group(std::move(in)) {}
+  virtual ~Operation() = default;
+
+  virtual bool is_done() = 0;
+  virtual bool wait_until(const Deadline& deadline) = 0;
+  virtual std::uint64_t sequence() const { return 0; }
+  virtual int sender() { return -1; }
+
+  std::shared_ptr<Group::Impl> group;
+};
+
+struct Work::Collective final : Work::Operation {
+  using Operation::Operation;
+  bool is_done() override;
+  bool wait_until(const Deadline& deadline) override;
+  std::uint64_t sequence() const override { return number; }
+
+  Call call;
+  std::uint64_t number = 0;
+  Group::Callback callback;
+  // Guarded by the group's mutex:
+  bool done = false;
+  std::exception_ptr error;
+};
+
+// One message, or a batch.
+struct Work::Messages final : Work::Operation {
+  using Operation::Operation;
+  bool is_done() override;
+  bool wait_until(const Deadline& deadline) override;
+  int sender() override;
+
+  std::vector<std::shared_ptr<Transfer>> transfers;
+};
 
 // Keeps the order. An operation gets its number when it is issued; it runs when all before it have:
 // on the progress thread, or on a thread that waits for it, whichever is there first.
@@ -25,17 +63,22 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
                  .threads = options.threads,
                  .read_private = options.read_private,
                  .deadline = Deadline::after(options.timeout)}),
-        calls_(options.name, rank, size) {}
+        calls_(options.name, rank, size),
+        mail_(engine_, [this] { return shared_from_this(); }) {}
 
   Engine& engine() { return engine_; }
 
   const CallMaker& calls() const { return calls_; }
+  Mail& mail() { return mail_; }
+
+  // Checked, with its deadline.
+  Transfer transfer(const Message& message, std::chrono::nanoseconds timeout) const;
 
   void run(Call call, std::chrono::nanoseconds timeout);
-  std::shared_ptr<Work::Operation> issue(Call call, std::chrono::nanoseconds timeout,
-                                         Callback done);
-  bool wait(Work::Operation& operation, const Deadline& deadline);
-  bool is_done(const Work::Operation& operation);
+  std::shared_ptr<Work::Collective> issue(Call call, std::chrono::nanoseconds timeout,
+                                          Callback done);
+  bool wait(Work::Collective& operation, const Deadline& deadline);
+  bool is_done(const Work::Collective& operation);
   void close();
   std::string describe() const {
     return concat("group \"", engine_.name(), "\", rank ", engine_.rank(), " of ", engine_.size());
@@ -47,32 +90,23 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   }
   void check_open() const;
   void progress();
-  void finish(Work::Operation& operation, std::exception_ptr error);
+  void finish(Work::Collective& operation, std::exception_ptr error);
   void run_next(std::unique_lock<std::mutex>& lock);
   void release_turn();
 
   const std::chrono::nanoseconds timeout_;
   Engine engine_;
   const CallMaker calls_;
+  Mail mail_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_:
-  std::deque<std::shared_ptr<Work::Operation>> queue_;
+  std::deque<std::shared_ptr<Work::Collective>> queue_;
   std::uint64_t last_number_ = 0;
   bool busy_ = false;  // some thread runs an operation
   bool closed_ = false;
   int waiting_ = 0;  // threads in changed_.wait
   std::jthread progress_;
-};
-
-struct Work::Operation {
-  std::shared_ptr<Group::Impl> group;
-  Call call;
-  std::uint64_t number = 0;
-  Group::Callback callback;
-  // Guarded by the group's mutex:
-  bool done = false;
-  std::exception_ptr error;
 };
 
 void Group::Impl::check_open() const {
@@ -114,11 +148,10 @@ void Group::Impl::release_turn() {
   if (someone) changed_.notify_all();
 }
 
-std::shared_ptr<Work::Operation> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
-                                                    Callback done) {
+std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
+                                                     Callback done) {
   call.deadline = deadline(timeout);
-  auto operation = std::make_shared<Work::Operation>();
-  operation->group = shared_from_this();
+  auto operation = std::make_shared<Work::Collective>(shared_from_this());
   operation->call = std::move(call);
   operation->callback = std::move(done);
   {
@@ -151,7 +184,7 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
 }
 
 // The turn passes on after the callback, so that callbacks come in order too.
-void Group::Impl::finish(Work::Operation& operation, std::exception_ptr error) {
+void Group::Impl::finish(Work::Collective& operation, std::exception_ptr error) {
   Callback callback;
   {
     const std::lock_guard lock(mutex_);
@@ -164,12 +197,12 @@ void Group::Impl::finish(Work::Operation& operation, std::exception_ptr error) {
   release_turn();
 }
 
-bool Group::Impl::is_done(const Work::Operation& operation) {
+bool Group::Impl::is_done(const Work::Collective& operation) {
   const std::lock_guard lock(mutex_);
   return operation.done;
 }
 
-bool Group::Impl::wait(Work::Operation& operation, const Deadline& deadline) {
+bool Group::Impl::wait(Work::Collective& operation, const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   const auto my_turn = [&] {
     return !busy_ && !queue_.empty() && queue_.front().get() == &operation;
@@ -211,6 +244,7 @@ void Group::Impl::close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
+  mail_.close();
   // What runs fails now; what is queued fails when its turn comes, on the progress thread.
   engine_.close();
   changed_.notify_all();
@@ -453,14 +487,148 @@ void Group::close() { impl_->close(); }
 bool Group::broken() const { return impl_->engine().broken(); }
 std::uint64_t Group::last_completed() const { return impl_->engine().last_completed(); }
 
-std::uint64_t Work::number() const { return operation_->number; }
-
-bool Work::done() const { return operation_->group->is_done(*operation_); }
-
-bool Work::wait(std::chrono::nanoseconds timeout) {
-  return operation_->group->wait(*operation_, Deadline::after(timeout));
+Transfer Group::Impl::transfer(const Message& message, std::chrono::nanoseconds timeout) const {
+  const bool sends = message.kind == Message::Kind::kSend;
+  const auto refuse = [&](const auto&... why) {
+    fail(ErrorKind::kInvalidArgument, sends ? "send, " : "recv, ", describe(), ": ", why...);
+  };
+  if (static_cast<int>(message.type) >= kDataTypes) refuse("unknown element type");
+  if (message.count > SIZE_MAX / 2 / size_of(message.type)) refuse("the count is too large");
+  if (message.count != 0 && !message.data) refuse("the buffer is null");
+  const bool any = !sends && message.peer == kAnyRank;
+  if (!any && (message.peer < 0 || message.peer >= engine_.size())) {
+    refuse("there is no rank ", message.peer);
+  }
+  Transfer transfer;
+  transfer.sends = sends;
+  transfer.data = static_cast<std::byte*>(message.data);
+  transfer.bytes = message.count * size_of(message.type);
+  transfer.type = message.type;
+  transfer.peer = message.peer;
+  transfer.tag = message.tag;
+  transfer.deadline = deadline(timeout);
+  return transfer;
 }
 
-void Work::wait() { operation_->group->wait(*operation_, Deadline::never()); }
+namespace {
+
+Message send_of(const void* data, std::size_t count, DataType type, int target,
+                const MessageOptions& options) {
+  return {Message::Kind::kSend, const_cast<void*>(data), count, type, target, options.tag};
+}
+
+Message receive_of(void* data, std::size_t count, DataType type, int source,
+                   const MessageOptions& options) {
+  return {Message::Kind::kReceive, data, count, type, source, options.tag};
+}
+
+// Called back once, when the last of several transfers is done, with the first error.
+Group::Callback last_of(std::size_t count, Group::Callback done) {
+  struct State {
+    std::mutex mutex;
+    std::size_t left;
+    std::exception_ptr error;
+    Group::Callback done;
+  };
+  auto state = std::make_shared<State>();
+  state->left = count;
+  state->done = std::move(done);
+  return [state](std::exception_ptr error) {
+    {
+      const std::lock_guard lock(state->mutex);
+      if (error && !state->error) state->error = error;
+      if (--state->left != 0) return;
+    }
+    state->done(state->error);
+  };
+}
+
+}  // namespace
+
+void Group::send(const void* data, std::size_t count, DataType type, int target,
+                 const MessageOptions& options) {
+  Transfer transfer = impl_->transfer(send_of(data, count, type, target, options), options.timeout);
+  impl_->mail().run({&transfer, 1});
+}
+
+int Group::recv(void* data, std::size_t count, DataType type, int source,
+                const MessageOptions& options) {
+  Transfer transfer =
+      impl_->transfer(receive_of(data, count, type, source, options), options.timeout);
+  impl_->mail().run({&transfer, 1});
+  return transfer.source;
+}
+
+void Group::batch(std::span<const Message> messages, std::chrono::nanoseconds timeout) {
+  std::vector<Transfer> transfers;
+  transfers.reserve(messages.size());
+  for (const Message& message : messages) transfers.push_back(impl_->transfer(message, timeout));
+  impl_->mail().run(transfers);
+}
+
+Work Group::send_async(const void* data, std::size_t count, DataType type, int target,
+                       const MessageOptions& options, Callback done) {
+  const Message message = send_of(data, count, type, target, options);
+  return batch_async({&message, 1}, options.timeout, std::move(done));
+}
+
+Work Group::recv_async(void* data, std::size_t count, DataType type, int source,
+                       const MessageOptions& options, Callback done) {
+  const Message message = receive_of(data, count, type, source, options);
+  return batch_async({&message, 1}, options.timeout, std::move(done));
+}
+
+Work Group::batch_async(std::span<const Message> messages, std::chrono::nanoseconds timeout,
+                        Callback done) {
+  auto operation = std::make_shared<Work::Messages>(impl_);
+  for (const Message& message : messages) {
+    operation->transfers.push_back(std::make_shared<Transfer>(impl_->transfer(message, timeout)));
+  }
+  if (done && messages.empty()) {
+    done(nullptr);
+  } else if (done) {
+    const Callback each = last_of(messages.size(), std::move(done));
+    for (const auto& transfer : operation->transfers) transfer->callback = each;
+  }
+  impl_->mail().start(operation->transfers);
+  return Work(operation);
+}
+
+bool Work::Collective::is_done() { return group->is_done(*this); }
+bool Work::Collective::wait_until(const Deadline& deadline) { return group->wait(*this, deadline); }
+
+bool Work::Messages::is_done() {
+  for (const auto& transfer : transfers) {
+    if (!group->mail().is_done(*transfer)) return false;
+  }
+  return true;
+}
+
+bool Work::Messages::wait_until(const Deadline& deadline) {
+  // All of them, also after an error: their buffers are in use until they are done.
+  std::exception_ptr first;
+  for (const auto& transfer : transfers) {
+    try {
+      if (!group->mail().wait(*transfer, deadline)) return false;
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  return true;
+}
+
+int Work::Messages::sender() {
+  if (transfers.size() != 1 || !is_done()) return -1;
+  return transfers.front()->source;
+}
+
+std::uint64_t Work::number() const { return operation_->sequence(); }
+bool Work::done() const { return operation_->is_done(); }
+bool Work::wait(std::chrono::nanoseconds timeout) {
+  return operation_->wait_until(Deadline::after(timeout));
+}
+void Work::wait() { operation_->wait_until(Deadline::never()); }
+int Work::source() const { return operation_->sender(); }
 
 }  // namespace convoy::coll

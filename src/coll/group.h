@@ -22,16 +22,21 @@ class [[nodiscard]] Work {
  public:
   Work() = default;
 
+  // Of the collective in its group, from 1; 0 for messages.
   std::uint64_t number() const;
   bool done() const;
   // Waits for it, and runs it on this thread if it is its turn and nobody runs it yet. Rethrows its
   // error. False: `timeout` passed first; the operation goes on until its own deadline.
   bool wait(std::chrono::nanoseconds timeout);
   void wait();
+  // Who sent the message that was received; -1 before that, and for anything else.
+  int source() const;
 
  private:
   friend class Group;
   struct Operation;
+  struct Collective;
+  struct Messages;
   explicit Work(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
 
   std::shared_ptr<Operation> operation_;
@@ -164,6 +169,25 @@ class Group {
                                   Callback done = nullptr);
   Work barrier_async(const CallOptions& options = {}, Callback done = nullptr);
   Work monitored_barrier_async(const CallOptions& options = {}, Callback done = nullptr);
+
+  // Messages between two ranks, apart from the collectives and in no order with them. A send is
+  // done when its buffer may be changed: a small one at once, a large one when it has been
+  // received. Size and type must be what the receiver expects: otherwise its receive, and a large
+  // send, fail. A rank may send to itself.
+  void send(const void* data, std::size_t count, DataType type, int target,
+            const MessageOptions& options = {});
+  // From `source` or, if that is kAnyRank, from whoever sends with this tag. Returns who it was.
+  int recv(void* data, std::size_t count, DataType type, int source,
+           const MessageOptions& options = {});
+  // All of them, in no order among each other: no order of the sends and receives of two ranks can
+  // block them.
+  void batch(std::span<const Message> messages, std::chrono::nanoseconds timeout = {});
+  Work send_async(const void* data, std::size_t count, DataType type, int target,
+                  const MessageOptions& options = {}, Callback done = nullptr);
+  Work recv_async(void* data, std::size_t count, DataType type, int source,
+                  const MessageOptions& options = {}, Callback done = nullptr);
+  Work batch_async(std::span<const Message> messages, std::chrono::nanoseconds timeout = {},
+                   Callback done = nullptr);
 
   // Memory that all ranks of the host can work on in place: operations on it copy nothing. Local;
   // aligned to pages, not cleared. Throws kResource before the machine or its cgroup runs out.

@@ -24,6 +24,25 @@ struct CallOptions {
   std::uint64_t tag = 0;                // must be equal on all ranks; part of the fingerprint
 };
 
+// Of a message. Messages between two ranks with the same tag arrive in the order in which they were
+// sent.
+struct MessageOptions {
+  std::uint64_t tag = 0;
+  std::chrono::nanoseconds timeout{0};  // 0: the group's
+};
+
+inline constexpr int kAnyRank = -1;
+
+// One message of a batch.
+struct Message {
+  enum class Kind { kSend, kReceive } kind = Kind::kSend;
+  void* data = nullptr;  // only read of a send
+  std::size_t count = 0;
+  DataType type = DataType::kF32;
+  int peer = 0;  // kAnyRank: receive from whoever sends
+  std::uint64_t tag = 0;
+};
+
 struct ReduceOptions {
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;  // of kPremulSum

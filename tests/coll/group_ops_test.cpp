@@ -159,11 +159,12 @@ TEST_P(OpTest, Asynchronous) {
     std::vector<Work> works;
     std::atomic<int> called{0};
     for (std::uint64_t i = 0; i < 8; ++i) {
-      exercises.push_back(std::make_unique<Exercise>(*group, Step{.op = op,
-                                                                  .count = i % 2 == 0 ? 10u : 50'000u,
-                                                                  .root = static_cast<int>(i % 3),
-                                                                  .salt = i,
-                                                                  .places = i * kMixed}));
+      exercises.push_back(
+          std::make_unique<Exercise>(*group, Step{.op = op,
+                                                  .count = i % 2 == 0 ? 10u : 50'000u,
+                                                  .root = static_cast<int>(i % 3),
+                                                  .salt = i,
+                                                  .places = i * kMixed}));
       works.push_back(exercises.back()->start([&](std::exception_ptr error) {
         EXPECT_FALSE(error);
         ++called;

@@ -257,9 +257,12 @@ TEST(StoreLimits, IdleClientsGiveTheirBuffersBack) {
     peers.back().send(request);
     EXPECT_EQ(peers.back().receive()->code, kReplyOk);
   }
-#if !defined(__SANITIZE_ADDRESS__)  // which itself keeps what was freed
-  EXPECT_LT(resident_bytes(), before + 60 * kMega);  // 120 MiB, if each kept its own
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr std::size_t kAllowed = 600 * kMega;  // it keeps what was freed for a while
+#else
+  constexpr std::size_t kAllowed = 60 * kMega;  // 120 MiB, if each kept its own
 #endif
+  EXPECT_LT(resident_bytes(), before + kAllowed);
 }
 
 }  // namespace

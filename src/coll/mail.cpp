@@ -1,0 +1,642 @@
+#include "coll/mail.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "base/error.h"
+#include "base/loop.h"
+#include "coll/engine.h"
+
+namespace convoy::coll {
+namespace {
+
+constexpr std::size_t kBounceBytes = Bounce::kData + Bounce::kChunk * Bounce::kChunks;
+constexpr std::size_t kSpareBounces = 4;
+constexpr std::chrono::milliseconds kTroubled(5);
+// Copied at once from shared memory, so that other messages get their turn.
+constexpr std::size_t kStride = std::size_t{1} << 20;
+// Copies of at least so many bytes bypass the caches.
+constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
+
+template <class Value>
+Value body_as(const std::array<std::byte, Letter::kBodyBytes>& body) {
+  Value value;
+  std::memcpy(&value, body.data(), sizeof value);
+  return value;
+}
+
+template <class Value>
+std::span<const std::byte> bytes_of(const Value& value) {
+  return {reinterpret_cast<const std::byte*>(&value), sizeof value};
+}
+
+std::string elements(std::size_t bytes, DataType type) {
+  return concat(bytes / size_of(type), " x ", to_string(type));
+}
+
+}  // namespace
+
+Mail::Mail(Engine& engine, std::function<std::shared_ptr<void>()> keep)
+    : engine_(engine),
+      keep_(std::move(keep)),
+      rank_(engine.rank()),
+      size_(engine.size()),
+      peers_(static_cast<std::size_t>(engine.size())) {}
+
+Mail::~Mail() { close(); }
+
+std::string Mail::describe(const Transfer& transfer) const {
+  return concat(transfer.sends ? "send of " : "recv of ", elements(transfer.bytes, transfer.type),
+                transfer.sends ? " to " : " from ",
+                transfer.peer < 0 ? "any rank" : concat("rank ", transfer.peer), ", tag ",
+                transfer.tag, ", group \"", engine_.name(), "\", rank ", rank_, " of ", size_,
+                ": ");
+}
+
+std::exception_ptr Mail::error(const Transfer& transfer, ErrorKind kind,
+                               const std::string& text) const {
+  return std::make_exception_ptr(Error(kind, describe(transfer) + text));
+}
+
+// --- the public side
+// ------------------------------------------------------------------------------
+
+void Mail::run(std::span<Transfer> transfers) {
+  Lock lock(mutex_);
+  for (Transfer& transfer : transfers) post(transfer);
+  const auto all_done = [&] {
+    return std::all_of(transfers.begin(), transfers.end(), [](const auto& t) { return t.done; });
+  };
+  wait_for(lock, Deadline::never(), engine_.policy_.spins, all_done);
+  for (const Transfer& transfer : transfers) {
+    if (transfer.error) std::rethrow_exception(transfer.error);
+  }
+}
+
+void Mail::start(std::span<const std::shared_ptr<Transfer>> transfers) {
+  {
+    Lock lock(mutex_);
+    for (const auto& transfer : transfers) {
+      transfer->self = transfer;
+      ++asynchronous_;
+      post(*transfer);
+    }
+    progress();
+    if (asynchronous_ != 0 && !worker_.joinable() && !closing_) {
+      worker_ = std::thread([this, alive = keep_()] { work(); });
+    }
+    call_back(lock);
+  }
+  started_.notify_all();
+}
+
+bool Mail::wait(const Transfer& transfer, const Deadline& deadline) {
+  Lock lock(mutex_);
+  if (!wait_for(lock, deadline, engine_.policy_.spins, [&] { return transfer.done; })) return false;
+  if (transfer.error) std::rethrow_exception(transfer.error);
+  return true;
+}
+
+bool Mail::is_done(const Transfer& transfer) {
+  Lock lock(mutex_);
+  if (!transfer.done) progress();
+  const bool done = transfer.done;
+  call_back(lock);
+  return done;
+}
+
+void Mail::close() {
+  {
+    Lock lock(mutex_);
+    closing_ = true;
+    if (!stopped_) {
+      fail_all(std::make_exception_ptr(
+          Error(ErrorKind::kPeerLost, concat("group \"", engine_.name(), "\", rank ", rank_, " of ",
+                                             size_, ": the group was closed on this rank"))));
+    }
+    call_back(lock);
+  }
+  engine_.head(rank_).mail.value.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(engine_.head(rank_).mail.value);
+  started_.notify_all();
+  if (!worker_.joinable()) return;
+  if (worker_.get_id() == std::this_thread::get_id()) {
+    worker_.detach();  // a callback destroys the group: the thread keeps what it needs and ends
+  } else {
+    worker_.join();
+  }
+}
+
+// --- waiting
+// --------------------------------------------------------------------------------------
+
+// Moves messages along until done() is true; the lock is given away between looks.
+template <class Done>
+bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done& done) {
+  WaitWord& mail = engine_.head(rank_).mail;
+  const auto look = [&] {
+    const bool moved = progress();
+    if (!moved && engine_.troubled()) check_trouble();
+    call_back(lock);
+    return moved;
+  };
+  for (int idle = 0;;) {
+    if (done()) return true;
+    if (look()) {
+      idle = 0;
+      continue;
+    }
+    if (done()) return true;
+    ++idle;
+    if (idle < spins) {
+      lock.unlock();
+      cpu_relax();
+      lock.lock();
+      continue;
+    }
+    if (idle < spins + engine_.policy_.yields) {
+      lock.unlock();
+      yield_cpu();
+      lock.lock();
+      continue;
+    }
+    // Announce, look again, sleep: see WaitWord.
+    mail.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    full_fence();
+    const std::uint32_t seen = mail.value.load(std::memory_order_acquire);
+    if (!look() && !done()) {
+      const Deadline until = std::min(deadline, next_deadline());
+      // Trouble that does not concern what is waited for may do so soon.
+      const bool awake = engine_.troubled();
+      lock.unlock();
+      futex_wait(mail.value, seen, awake ? std::min(until, Deadline::after(kTroubled)) : until);
+      lock.lock();
+    }
+    mail.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (done()) return true;
+    check_deadlines();
+    call_back(lock);
+    if (!done() && deadline.expired()) return false;
+  }
+}
+
+void Mail::call_back(Lock& lock) {
+  while (!callbacks_.empty()) {
+    auto ready = std::exchange(callbacks_, {});
+    lock.unlock();
+    for (auto& [callback, error] : ready) callback(error);
+    lock.lock();
+  }
+}
+
+// For asynchronous transfers, whether or not somebody waits for them. Does not spin: who is in a
+// hurry waits.
+void Mail::work() {
+  set_thread_name("convoy-mail");
+  Lock lock(mutex_);
+  while (!closing_) {
+    started_.wait(lock, [&] { return closing_ || asynchronous_ != 0; });
+    if (closing_) return;
+    wait_for(lock, Deadline::never(), 0, [&] { return closing_ || asynchronous_ == 0; });
+  }
+}
+
+Deadline Mail::next_deadline() const {
+  Deadline next = Deadline::never();
+  for (const Transfer* transfer : pending_) next = std::min(next, transfer->deadline);
+  return next;
+}
+
+// --- letters
+// --------------------------------------------------------------------------------------
+
+void Mail::post(Transfer& transfer) {
+  auto& used = engine_.head(rank_).mail_used;
+  if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_release);
+  if (!stopped_ && engine_.troubled()) check_trouble();
+  transfer.place = pending_.insert(pending_.end(), &transfer);
+  if (stopped_) return finish(transfer, stopped_);
+  if (transfer.sends && engine_.head(transfer.peer).left.load(std::memory_order_acquire) != 0) {
+    return finish(transfer,
+                  error(transfer, ErrorKind::kPeerLost, engine_.describe_gone(transfer.peer)));
+  }
+  if (!transfer.sends) {
+    if (!deliver_unexpected(transfer)) receives_.push_back(&transfer);
+    return;
+  }
+  if (transfer.peer != rank_) {
+    peers_[static_cast<std::size_t>(transfer.peer)].outgoing.push_back(&transfer);
+    write_letters(transfer.peer);
+    return;
+  }
+  // To itself: kept until it is asked for, so that it is done at once.
+  Received letter{0, {transfer.tag, transfer.bytes, transfer.type, Letter::Kind::kPayload}, {}, {}};
+  receive_letter(rank_, std::move(letter), transfer.data);
+  finish(transfer);
+}
+
+// One look at everything; true if something moved.
+bool Mail::progress() {
+  if (stopped_) return false;
+  bool moved = false;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    moved |= take_letters(r);
+    moved |= write_letters(r);
+    moved |= fill_bounces(r);
+    moved |= copy_arriving(r);
+  }
+  return moved;
+}
+
+void Mail::ring(int rank) noexcept {
+  full_fence();
+  WaitWord& mail = engine_.head(rank).mail;
+  if (mail.sleepers.load(std::memory_order_relaxed) == 0) return;
+  mail.value.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(mail.value);
+}
+
+bool Mail::has_room(int rank) {
+  Channel& channel = engine_.layout_.channel(engine_.base_, rank_, rank);
+  const std::uint64_t written = peers_[static_cast<std::size_t>(rank)].written;
+  const auto full = [&] {
+    return written - channel.taken.load(std::memory_order_acquire) >= Channel::kLetters;
+  };
+  if (!full()) return true;
+  channel.blocked.store(1, std::memory_order_seq_cst);
+  full_fence();
+  return !full();
+}
+
+void Mail::write(int rank, const Letter::Header& header, std::span<const std::byte> body) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const std::uint64_t number = ++peer.written;
+  Letter& letter = engine_.layout_.channel(engine_.base_, rank_, rank).letter(number);
+  letter.header = header;
+  std::copy(body.begin(), body.end(), letter.body.begin());
+  letter.number.store(number, std::memory_order_release);
+  ring(rank);
+}
+
+bool Mail::write_letters(int rank) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  bool moved = false;
+  while (!peer.answers.empty() && has_room(rank)) {
+    write(rank, peer.answers.front().header, peer.answers.front().body);
+    peer.answers.pop_front();
+    moved = true;
+  }
+  while (!peer.outgoing.empty() && has_room(rank)) {
+    Transfer& send = *peer.outgoing.front();
+    peer.outgoing.pop_front();
+    write_send(rank, send);
+    moved = true;
+  }
+  return moved;
+}
+
+void Mail::write_send(int rank, Transfer& send) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Letter::Header header{send.tag, send.bytes, send.type, Letter::Kind::kInline};
+  if (send.bytes <= Letter::kBodyBytes) {
+    write(rank, header, {send.data, send.bytes});
+    return finish(send);
+  }
+  if (send.bytes <= engine_.layout_.letter_bytes()) {
+    header.kind = Letter::Kind::kPayload;
+    std::memcpy(engine_.layout_.letter_payload(engine_.base_, rank_, rank, peer.written + 1),
+                send.data, send.bytes);
+    write(rank, header, {});
+    return finish(send);
+  }
+  auto& fabric = shm::Fabric::instance();
+  shm::Location place = fabric.locate(send.data, send.bytes);
+  header.kind = Letter::Kind::kShared;
+  if (!place) {
+    header.kind = Letter::Kind::kBounce;
+    try {
+      if (spare_.empty()) {
+        send.bounce = fabric.allocate(kBounceBytes);
+      } else {
+        send.bounce = std::move(spare_.back());
+        spare_.pop_back();
+      }
+    } catch (const Error& failure) {
+      return finish(send, error(send, failure.kind(), failure.what()));
+    }
+    new (send.bounce.data()) Bounce;
+    place = send.bounce.location();
+  }
+  peer.unanswered[peer.written + 1] = &send;
+  write(rank, header, bytes_of(place));
+}
+
+bool Mail::take_letters(int rank) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Channel& channel = engine_.layout_.channel(engine_.base_, rank, rank_);
+  bool moved = false;
+  for (;; moved = true) {
+    const std::uint64_t number = peer.taken + 1;
+    const Letter& letter = channel.letter(number);
+    if (letter.number.load(std::memory_order_acquire) != number) break;
+    Received received{number, letter.header, letter.body, {}};
+    const std::byte* payload =
+        letter.header.kind == Letter::Kind::kPayload
+            ? engine_.layout_.letter_payload(engine_.base_, rank, rank_, number)
+            : nullptr;
+    const bool is_answer =
+        letter.header.kind == Letter::Kind::kAnswer || letter.header.kind == Letter::Kind::kRefusal;
+    if (is_answer) {
+      handle_answer(rank, received);
+    } else {
+      receive_letter(rank, std::move(received), payload);
+    }
+    peer.taken = number;
+    channel.taken.store(number, std::memory_order_release);
+  }
+  if (!moved) return false;
+  full_fence();
+  if (channel.blocked.load(std::memory_order_relaxed) != 0) {
+    channel.blocked.store(0, std::memory_order_relaxed);
+    ring(rank);
+  }
+  return true;
+}
+
+void Mail::handle_answer(int rank, const Received& letter) {
+  auto& unanswered = peers_[static_cast<std::size_t>(rank)].unanswered;
+  const auto found = unanswered.find(body_as<std::uint64_t>(letter.body));
+  if (found == unanswered.end()) return;
+  Transfer& send = *found->second;
+  unanswered.erase(found);
+  release_bounce(send);
+  if (letter.header.kind == Letter::Kind::kAnswer) return finish(send);
+  finish(send,
+         error(send, ErrorKind::kInvalidArgument,
+               concat("rank ", rank, " expects ", elements(letter.header.bytes, letter.header.type),
+                      "; nothing was received")));
+}
+
+void Mail::release_bounce(Transfer& transfer) {
+  if (!transfer.bounce) return;
+  if (spare_.size() < kSpareBounces) spare_.push_back(std::move(transfer.bounce));
+  transfer.bounce = {};
+}
+
+// --- receiving
+// ------------------------------------------------------------------------------------
+
+void Mail::receive_letter(int rank, Received letter, const std::byte* payload) {
+  for (auto it = receives_.begin(); it != receives_.end(); ++it) {
+    Transfer& receive = **it;
+    if ((receive.peer >= 0 && receive.peer != rank) || receive.tag != letter.header.tag) continue;
+    receives_.erase(it);
+    return deliver(receive, rank, std::move(letter), payload);
+  }
+  // Nobody waits for it yet; the ring must not be kept.
+  if (payload) letter.data.assign(payload, payload + letter.header.bytes);
+  peers_[static_cast<std::size_t>(rank)].unexpected.push_back(std::move(letter));
+}
+
+bool Mail::deliver_unexpected(Transfer& receive) {
+  for (int i = 0; i < size_; ++i) {
+    // Another rank's turn each time, so that none is forgotten by a receive from any.
+    const int rank = receive.peer >= 0 ? receive.peer : (last_any_ + 1 + i) % size_;
+    auto& unexpected = peers_[static_cast<std::size_t>(rank)].unexpected;
+    const auto found =
+        std::find_if(unexpected.begin(), unexpected.end(),
+                     [&](const Received& letter) { return letter.header.tag == receive.tag; });
+    if (found != unexpected.end()) {
+      Received letter = std::move(*found);
+      unexpected.erase(found);
+      if (receive.peer < 0) last_any_ = rank;
+      const std::byte* data = letter.data.data();
+      deliver(receive, rank, std::move(letter), data);
+      return true;
+    }
+    if (receive.peer >= 0) break;
+  }
+  return false;
+}
+
+void Mail::deliver(Transfer& receive, int rank, Received letter, const std::byte* data) {
+  const Letter::Header& header = letter.header;
+  const bool large = header.kind == Letter::Kind::kShared || header.kind == Letter::Kind::kBounce;
+  receive.source = rank;
+  if (header.bytes != receive.bytes || header.type != receive.type) {
+    if (large) answer(rank, letter, Letter::Kind::kRefusal, receive);
+    return finish(receive,
+                  error(receive, ErrorKind::kInvalidArgument,
+                        concat("rank ", rank, " sent ", elements(header.bytes, header.type),
+                               "; nothing was received")));
+  }
+  if (!large) {
+    if (header.kind == Letter::Kind::kInline) data = letter.body.data();
+    if (receive.bytes != 0) std::memcpy(receive.data, data, receive.bytes);
+    return finish(receive);
+  }
+  std::byte* from = nullptr;
+  try {
+    const bool bounce = header.kind == Letter::Kind::kBounce;
+    from = engine_.mesh_->resolve(rank, body_as<shm::Location>(letter.body),
+                                  bounce ? kBounceBytes : header.bytes, receive.deadline);
+  } catch (const Error& failure) {
+    answer(rank, letter, Letter::Kind::kRefusal, receive);
+    return finish(receive, error(receive, failure.kind(), failure.what()));
+  }
+  peers_[static_cast<std::size_t>(rank)].arriving.push_back({&receive, std::move(letter), from});
+}
+
+void Mail::answer(int rank, const Received& letter, Letter::Kind kind, const Transfer& receive) {
+  Received reply{0, {letter.header.tag, receive.bytes, receive.type, kind}, {}, {}};
+  std::memcpy(reply.body.data(), &letter.number, sizeof letter.number);
+  peers_[static_cast<std::size_t>(rank)].answers.push_back(std::move(reply));
+  write_letters(rank);
+}
+
+// Copies what is there of every large message from this rank.
+bool Mail::copy_arriving(int rank) {
+  auto& arriving = peers_[static_cast<std::size_t>(rank)].arriving;
+  bool moved = false;
+  for (auto it = arriving.begin(); it != arriving.end();) {
+    Transfer& receive = *it->receive;
+    const auto hint = receive.bytes >= kBeyondCaches ? StoreHint::kStreaming : StoreHint::kCached;
+    const bool shared = it->letter.header.kind == Letter::Kind::kShared;
+    if (shared) {
+      const std::size_t bytes = std::min(kStride, receive.bytes - receive.moved);
+      copy(receive.data + receive.moved, it->from + receive.moved, bytes, hint);
+      receive.moved += bytes;
+      moved = true;
+    } else {
+      auto& bounce = *reinterpret_cast<Bounce*>(it->from);
+      while (bounce.filled.load(std::memory_order_acquire) > receive.moved) {
+        const std::size_t chunk = receive.moved / Bounce::kChunk % Bounce::kChunks;
+        const std::size_t bytes = std::min(Bounce::kChunk, receive.bytes - receive.moved);
+        copy(receive.data + receive.moved, it->from + Bounce::kData + chunk * Bounce::kChunk, bytes,
+             hint);
+        receive.moved += bytes;
+        bounce.emptied.store(receive.moved, std::memory_order_release);
+        ring(rank);
+        moved = true;
+      }
+    }
+    if (receive.moved < receive.bytes) {
+      ++it;
+      continue;
+    }
+    if (shared) answer(rank, it->letter, Letter::Kind::kAnswer, receive);
+    it = arriving.erase(it);
+    finish(receive);
+  }
+  return moved;
+}
+
+// Puts more of every large private message to this rank into its bounce block.
+bool Mail::fill_bounces(int rank) {
+  auto& unanswered = peers_[static_cast<std::size_t>(rank)].unanswered;
+  bool moved = false;
+  for (auto it = unanswered.begin(); it != unanswered.end();) {
+    Transfer& send = *it->second;
+    if (!send.bounce) {
+      ++it;
+      continue;
+    }
+    std::byte* memory = send.bounce.data();
+    auto& bounce = *reinterpret_cast<Bounce*>(memory);
+    const std::uint64_t emptied = bounce.emptied.load(std::memory_order_acquire);
+    while (send.moved < send.bytes && send.moved < emptied + Bounce::kChunk * Bounce::kChunks) {
+      const std::size_t chunk = send.moved / Bounce::kChunk % Bounce::kChunks;
+      const std::size_t bytes = std::min(Bounce::kChunk, send.bytes - send.moved);
+      copy(memory + Bounce::kData + chunk * Bounce::kChunk, send.data + send.moved, bytes,
+           StoreHint::kCached);
+      send.moved += bytes;
+      bounce.filled.store(send.moved, std::memory_order_release);
+      ring(rank);
+      moved = true;
+    }
+    if (emptied < send.bytes) {
+      ++it;
+      continue;
+    }
+    it = unanswered.erase(it);
+    release_bounce(send);
+    finish(send);
+    moved = true;
+  }
+  return moved;
+}
+
+void Mail::finish(Transfer& transfer, std::exception_ptr failure) {
+  const auto keep = std::move(transfer.self);  // from now on a Work, if anyone, has it
+  if (keep) --asynchronous_;
+  transfer.done = true;
+  transfer.error = failure;
+  pending_.erase(transfer.place);
+  if (transfer.callback) callbacks_.emplace_back(std::move(transfer.callback), failure);
+}
+
+// --- failing
+// --------------------------------------------------------------------------------------
+
+void Mail::fail_all(const std::exception_ptr& why) {
+  // Peers may still look at what is theirs to copy.
+  auto& fabric = shm::Fabric::instance();
+  const auto released = engine_.all_gave_up();
+  for (Peer& peer : peers_) {
+    for (const auto& [number, send] : peer.unanswered) {
+      const auto place =
+          send->bounce ? send->bounce.location() : fabric.locate(send->data, send->bytes);
+      if (place) fabric.quarantine(place, released);
+      send->bounce = {};
+    }
+    peer = Peer{};
+  }
+  receives_.clear();
+  stopped_ = why;
+  engine_.head(rank_).mail_stopped.store(1, std::memory_order_release);
+  while (!pending_.empty()) finish(*pending_.front(), why);
+}
+
+void Mail::break_group(ErrorKind kind, const std::string& cause) {
+  engine_.record_failure(engine_.last_completed() + 1, kind, cause);
+  check_trouble();
+}
+
+// The group is broken, this rank leaves, or another one is gone. What was sent before counts: all
+// letters have just been looked at.
+void Mail::check_trouble() {
+  if (stopped_) return;
+  if (engine_.broken()) {
+    const auto [kind, cause] = engine_.recorded_cause();
+    return fail_all(std::make_exception_ptr(
+        Error(kind, concat("message, group \"", engine_.name(), "\", rank ", rank_, " of ", size_,
+                           ": ", cause, "; the group is broken: make a new one"))));
+  }
+  int left = 0;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    if (engine_.head(r).left.load(std::memory_order_acquire) == 0) {
+      if (!engine_.mesh_->loss(r)) continue;
+      return break_group(ErrorKind::kPeerLost,
+                         concat(engine_.describe_gone(r), "; read rank ", r, "'s log first"));
+    }
+    // Who leaves, and may end after that, harms only those who want something of it.
+    ++left;
+    // What it sent before it left has been taken out by now, if this look began after.
+    take_letters(r);
+    fail_those_with(
+        r, std::make_exception_ptr(Error(
+               ErrorKind::kPeerLost, concat("message, group \"", engine_.name(), "\", rank ", rank_,
+                                            " of ", size_, ": ", engine_.describe_gone(r)))));
+  }
+  if (left == size_ - 1) {
+    fail_those_with(-1, std::make_exception_ptr(Error(
+                            ErrorKind::kPeerLost,
+                            concat("recv from any rank, group \"", engine_.name(), "\", rank ",
+                                   rank_, " of ", size_, ": all other ranks have left"))));
+  }
+}
+
+// Fails what needs a rank that has left.
+void Mail::fail_those_with(int rank, const std::exception_ptr& why) {
+  std::vector<Transfer*> lost;
+  for (auto it = receives_.begin(); it != receives_.end();) {
+    if ((*it)->peer == rank) {
+      lost.push_back(*it);
+      it = receives_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  if (rank >= 0) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    for (Transfer* send : peer.outgoing) lost.push_back(send);
+    peer.outgoing.clear();
+    auto& fabric = shm::Fabric::instance();
+    for (const auto& [number, send] : peer.unanswered) {
+      lost.push_back(send);
+      const auto place =
+          send->bounce ? send->bounce.location() : fabric.locate(send->data, send->bytes);
+      if (place) fabric.quarantine(place, engine_.all_gave_up());
+      send->bounce = {};
+    }
+    peer.unanswered.clear();
+    for (const Arriving& message : peer.arriving) lost.push_back(message.receive);
+    peer.arriving.clear();
+  }
+  for (Transfer* transfer : lost) finish(*transfer, why);
+}
+
+void Mail::check_deadlines() {
+  for (const Transfer* transfer : pending_) {
+    if (!transfer->deadline.expired()) continue;
+    const int peer = transfer->peer;
+    return break_group(ErrorKind::kTimeout, concat(describe(*transfer), "timed out; ",
+                                                   peer < 0 ? std::string("no rank has sent it")
+                                                            : engine_.describe_late(peer)));
+  }
+}
+
+}  // namespace convoy::coll

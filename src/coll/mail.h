@@ -1,0 +1,149 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "coll/control.h"
+#include "convoy/deadline.h"
+#include "convoy/error.h"
+#include "transport/shm/fabric.h"
+
+namespace convoy::coll {
+
+class Engine;
+
+// A message to or from another rank, as this one sees it.
+struct Transfer {
+  bool sends = false;
+  std::byte* data = nullptr;  // only read if it sends
+  std::size_t bytes = 0;
+  DataType type = DataType::kU8;
+  int peer = 0;  // -1: from any
+  std::uint64_t tag = 0;
+  Deadline deadline = Deadline::never();
+  std::function<void(std::exception_ptr)> callback;
+
+  // Of the Mail, guarded by its mutex:
+  bool done = false;
+  std::exception_ptr error;
+  int source = -1;                 // whose message was received
+  std::size_t moved = 0;           // bytes copied on this side
+  shm::Block bounce;               // of a send of private data
+  std::shared_ptr<Transfer> self;  // keeps an asynchronous one alive while it is pending
+  std::list<Transfer*>::iterator place;
+};
+
+// The point-to-point messages of one rank of a group. Every ordered pair of ranks has a ring of
+// letters in shared memory. Small messages travel in the letter or beside it, and are done for the
+// sender when they are written. Of large ones the letter tells the place: the receiver copies from
+// there and answers. Private data comes through a bounce block that the sender fills while the
+// receiver empties it.
+//
+// Letters are always taken out of the ring, wanted or not, so no order of sends and receives can
+// block another. All methods may be called from any thread; whoever waits moves everybody's
+// messages along, and a thread does so for asynchronous ones.
+class Mail {
+ public:
+  // `keep` gives what the thread must keep alive: the engine, and this.
+  Mail(Engine& engine, std::function<std::shared_ptr<void>()> keep);
+  ~Mail();
+  Mail(const Mail&) = delete;
+  Mail& operator=(const Mail&) = delete;
+
+  // Sends and receives, in no order, and waits for all. Throws the first error.
+  void run(std::span<Transfer> transfers);
+  void start(std::span<const std::shared_ptr<Transfer>> transfers);
+  // Throws the transfer's error. False: `deadline` passed first.
+  bool wait(const Transfer& transfer, const Deadline& deadline);
+  bool is_done(const Transfer& transfer);
+
+  // What is pending fails; nothing is accepted any more. Idempotent.
+  void close();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  // A letter out of the ring.
+  struct Received {
+    std::uint64_t number;
+    Letter::Header header;
+    std::array<std::byte, Letter::kBodyBytes> body;
+    std::vector<std::byte> data;  // of a payload that nobody was waiting for
+  };
+  // A large message that is being copied.
+  struct Arriving {
+    Transfer* receive;
+    Received letter;
+    std::byte* from;
+  };
+  struct Peer {
+    std::uint64_t written = 0;                      // letters to it
+    std::uint64_t taken = 0;                        // letters from it
+    std::deque<Transfer*> outgoing;                 // sends that are not in the ring yet
+    std::deque<Received> answers;                   // likewise
+    std::map<std::uint64_t, Transfer*> unanswered;  // large sends, by their letter's number
+    std::deque<Received> unexpected;
+    std::list<Arriving> arriving;
+  };
+
+  void post(Transfer& transfer);
+  bool progress();
+  bool take_letters(int rank);
+  bool write_letters(int rank);
+  bool fill_bounces(int rank);
+  bool copy_arriving(int rank);
+  bool has_room(int rank);
+  void write(int rank, const Letter::Header& header, std::span<const std::byte> body);
+  void write_send(int rank, Transfer& send);
+  void handle_answer(int rank, const Received& letter);
+  void receive_letter(int rank, Received letter, const std::byte* payload);
+  void deliver(Transfer& receive, int rank, Received letter, const std::byte* data);
+  bool deliver_unexpected(Transfer& receive);
+  void answer(int rank, const Received& letter, Letter::Kind kind, const Transfer& receive);
+  void finish(Transfer& transfer, std::exception_ptr error = nullptr);
+  void release_bounce(Transfer& transfer);
+  void ring(int rank) noexcept;
+
+  void check_trouble();
+  void fail_those_with(int rank, const std::exception_ptr& error);
+  void fail_all(const std::exception_ptr& error);
+  void break_group(ErrorKind kind, const std::string& cause);
+  void check_deadlines();
+  Deadline next_deadline() const;
+
+  template <class Done>
+  bool wait_for(Lock& lock, const Deadline& deadline, int spins, const Done& done);
+  void call_back(Lock& lock);
+  void work();
+  std::string describe(const Transfer& transfer) const;
+  std::exception_ptr error(const Transfer& transfer, ErrorKind kind, const std::string& text) const;
+
+  Engine& engine_;
+  const std::function<std::shared_ptr<void>()> keep_;
+  const int rank_;
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable started_;
+  // Guarded by mutex_:
+  std::vector<Peer> peers_;
+  std::list<Transfer*> pending_;   // all
+  std::list<Transfer*> receives_;  // that wait for a message, in the order in which they were made
+  std::size_t asynchronous_ = 0;   // of the pending ones
+  std::vector<std::pair<std::function<void(std::exception_ptr)>, std::exception_ptr>> callbacks_;
+  std::vector<shm::Block> spare_;  // bounce blocks
+  std::exception_ptr stopped_;     // why nothing is accepted any more
+  int last_any_ = 0;               // whose unexpected messages were looked at last
+  bool closing_ = false;
+  std::thread worker_;
+};
+
+}  // namespace convoy::coll
