@@ -7,6 +7,7 @@
 #   CONVOY_VENV=dir   the Python environment, instead of .venv
 #   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
 #   PREFIX=dir        where `make install` puts things
+#   SEEDS=10000       how many programs `make soak-coll` runs
 #   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
 #   BOOTSTRAP=off     do not look for missing packages
 JOBS ?= 2
@@ -16,6 +17,7 @@ CONVOY_VENV ?= .venv
 CMAKE_ARGS ?=
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
+SEEDS ?= 10000
 BOOTSTRAP ?= on
 export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 
@@ -26,8 +28,8 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full demo lint asan tsan fuzz verify bench bench-coll bench-quick \
-           bench-faults tidy check-headers check-layers format install clean help
-settings := JOBS TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
+           bench-faults soak-coll tidy check-headers check-layers format install clean help
+settings := JOBS SEEDS TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
 # A word that is no target, or a setting that is none, stops before anything is done.
 unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
@@ -35,8 +37,8 @@ unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
 ifneq ($(unknown),)
 $(error $(shell tools/make_help '$(unknown)' $(settings)))
 endif
-ifeq ($(shell [[ '$(JOBS)$(FUZZ_SECONDS)' =~ ^[1-9][0-9]*$$ ]] || echo bad),bad)
-$(error JOBS ($(JOBS)) and FUZZ_SECONDS ($(FUZZ_SECONDS)) are numbers)
+ifeq ($(shell [[ '$(JOBS)$(FUZZ_SECONDS)$(SEEDS)' =~ ^[1-9][0-9]*$$ ]] || echo bad),bad)
+$(error JOBS ($(JOBS)), SEEDS ($(SEEDS)) and FUZZ_SECONDS ($(FUZZ_SECONDS)) are numbers)
 endif
 
 ctest = ctest --test-dir build/$(1) -j$(JOBS) --output-on-failure --no-label-summary --no-tests=error \
@@ -87,6 +89,10 @@ bench-quick: build ## the same in two minutes: fewer sizes, fewer rounds
 
 bench-faults: build ## how long survivors take to learn of a killed rank
 	@build/release/bin/bench_faults --gtest_brief=1
+
+soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
+	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \
+	  CONVOY_SEEDS=$$first:50 build/release/bin/coll_group_random_test --gtest_brief=1 || exit; done
 
 verify: bootstrap-verify ## check the models of the lock-free protocols with Spin
 	@tools/verify

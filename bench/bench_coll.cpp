@@ -60,6 +60,14 @@ class Convoy final : public bench::Side {
       group_->all_gather(buffer_.data, output_.data, count_ / ranks_, type_);
     } else if (case_.op == "all_to_all") {
       group_->all_to_all(buffer_.data, output_.data, count_ / ranks_, type_);
+    } else if (case_.op == "ping_pong") {  // there and back
+      if (group_->rank() == 0) {
+        group_->send(buffer_.data, count_, type_, 1);
+        group_->recv(buffer_.data, count_, type_, 1);
+      } else if (group_->rank() == 1) {
+        group_->recv(buffer_.data, count_, type_, 0);
+        group_->send(buffer_.data, count_, type_, 0);
+      }
     } else {
       group_->barrier();
     }

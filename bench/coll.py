@@ -40,6 +40,7 @@ BARS = [
     *((op, "f32", path, 2, LARGE, "openmpi", least)
       for op in ["all_gather", "broadcast", "all_to_all"]
       for path, least in [("private", 1), ("group", 1.5)]),
+    ("ping_pong", "f32", "private", 2, [8, 100 * MB], "openmpi", 1),
     ("all_reduce", "f32", "private", 4, None, "openmpi", 1),
     ("all_reduce", "f32", "private", 4, None, "gloo", 1),
     ("all_reduce", "f32", "group", 4, None, "openmpi", 1),
@@ -59,6 +60,8 @@ def cases(quick):
         if ranks == 2 or not quick:
             large = [25 * MB, 100 * MB] if quick else sizes[3:]
             yield from ((ranks, "all_reduce", "bf16", both, size) for size in large)
+            pings = [8, 100 * MB] if quick else sizes
+            yield from ((ranks, "ping_pong", "f32", both, size) for size in pings if ranks == 2)
             for op in ["reduce_scatter", "all_gather", "broadcast", "all_to_all"]:
                 some = [MB, 100 * MB] if quick else sizes[3:]
                 yield from ((ranks, op, "f32", both, size) for size in some)

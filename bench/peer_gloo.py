@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-OPS = ("all_reduce", "broadcast", "barrier", "reduce_scatter", "all_gather", "all_to_all")
+OPS = ("all_reduce", "broadcast", "barrier", "reduce_scatter", "all_gather", "all_to_all",
+       "ping_pong")
 FILLED = 64 << 10  # as in side.cpp
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -36,6 +37,13 @@ class Gloo:
             dist.all_gather_into_tensor(self.buffer, self.part)
         elif self.op == "all_to_all":
             dist.all_to_all_single(self.output, self.buffer)
+        elif self.op == "ping_pong":
+            if dist.get_rank() == 0:
+                dist.send(self.buffer, 1)
+                dist.recv(self.buffer, 1)
+            elif dist.get_rank() == 1:
+                dist.recv(self.buffer, 0)
+                dist.send(self.buffer, 0)
         else:
             dist.barrier()
 

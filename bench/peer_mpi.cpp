@@ -30,7 +30,7 @@ void add_bf16(void* input, void* inout, int* count, MPI_Datatype*) {
 
 class Mpi final : public bench::Side {
  public:
-  explicit Mpi(int ranks) : ranks_(ranks) { MPI_Op_create(&add_bf16, 1, &bf16_sum_); }
+  Mpi(int rank, int ranks) : rank_(rank), ranks_(ranks) { MPI_Op_create(&add_bf16, 1, &bf16_sum_); }
   ~Mpi() override { MPI_Op_free(&bf16_sum_); }
 
   std::vector<std::string> prepare(const bench::Case& next) override {
@@ -62,6 +62,14 @@ class Mpi final : public bench::Side {
     } else if (case_.op == "all_to_all") {
       MPI_Alltoall(buffer_.get(), count_ / ranks_, type_, output_.get(), count_ / ranks_, type_,
                    MPI_COMM_WORLD);
+    } else if (case_.op == "ping_pong") {
+      if (rank_ == 0) {
+        MPI_Send(buffer_.get(), count_, type_, 1, 0, MPI_COMM_WORLD);
+        MPI_Recv(buffer_.get(), count_, type_, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      } else if (rank_ == 1) {
+        MPI_Recv(buffer_.get(), count_, type_, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Send(buffer_.get(), count_, type_, 0, 0, MPI_COMM_WORLD);
+      }
     } else {
       MPI_Barrier(MPI_COMM_WORLD);
     }
@@ -90,6 +98,7 @@ class Mpi final : public bench::Side {
     return memory;
   }
 
+  int rank_;
   int ranks_;
   MPI_Op bf16_sum_ = MPI_OP_NULL;
   bench::Case case_;
@@ -108,7 +117,7 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   int status = 0;
   {
-    Mpi side(ranks);
+    Mpi side(rank, ranks);
     status = bench::serve(rank, side);
   }
   MPI_Finalize();

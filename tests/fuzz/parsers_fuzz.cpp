@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "os/machine.h"
 #include "os/process.h"
+#include "transport/shm/peer.h"
 
 namespace convoy {
 namespace {
@@ -50,6 +51,26 @@ void fuzz_numbers(std::string_view text) {
   parse_field(text, "");
 }
 
+void fuzz_cores(std::string_view text) {
+  try {
+    const CoreSet set = CoreSet::parse(text);
+    require(CoreSet::parse(set.to_string()).to_string() == set.to_string());
+    require(set.count() >= 0 && set.nth(0) < static_cast<int>(4 * text.size()));
+  } catch (const Error& error) {
+    require(error.kind() == ErrorKind::kInvalidArgument);
+  }
+}
+
+void fuzz_process_info(std::string_view text) {
+  try {
+    const auto info = shm::ProcessInfo::decode(std::string(text));
+    require(info.pid > 0);
+    require(shm::ProcessInfo::decode(info.encode()).encode() == info.encode());
+  } catch (const Error& error) {
+    require(error.kind() == ErrorKind::kInvalidArgument);
+  }
+}
+
 void fuzz_text(std::string_view text) {
   const std::string shown = quoted(text);
   for (const char c : shown) require(c >= 0x20 && c < 0x7f);
@@ -63,12 +84,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace convoy;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 5) {
+  switch (data[0] % 7) {
     case 0: fuzz_id(text); break;
     case 1: fuzz_signal(text); break;
     case 2: fuzz_cgroup(text); break;
     case 3: fuzz_numbers(text); break;
     case 4: fuzz_text(text); break;
+    case 5: fuzz_cores(text); break;
+    case 6: fuzz_process_info(text); break;
   }
   return 0;
 }
