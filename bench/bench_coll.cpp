@@ -44,8 +44,10 @@ class Convoy final : public bench::Side {
     output_ = {};
     buffer_ = Buffer(*group_, shared, next.bytes);
     if (two) output_ = Buffer(*group_, shared, next.bytes);
-    if (next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" || two)
+    if (two || next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" ||
+        next.op == "ping_pong") {
       return {""};
+    }
     return {};
   }
 

@@ -43,8 +43,10 @@ class Mpi final : public bench::Side {
         next.op == "all_to_all" || next.op == "reduce_scatter" || next.op == "all_gather";
     buffer_ = allocate(next.bytes);
     output_ = two ? allocate(next.bytes) : nullptr;
-    if (next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" || two)
+    if (two || next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" ||
+        next.op == "ping_pong") {
       return {""};
+    }
     return {};
   }
 

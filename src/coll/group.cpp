@@ -71,8 +71,11 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   const CallMaker& calls() const { return calls_; }
   Mail& mail() { return mail_; }
 
-  // Checked, with its deadline.
-  Transfer transfer(const Message& message, std::chrono::nanoseconds timeout) const;
+  // Checked; without a deadline.
+  Transfer transfer(const Message& message) const;
+  Deadline deadline(std::chrono::nanoseconds timeout) const {
+    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout);
+  }
 
   void run(Call call, std::chrono::nanoseconds timeout);
   std::shared_ptr<Work::Collective> issue(Call call, std::chrono::nanoseconds timeout,
@@ -85,9 +88,6 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   }
 
  private:
-  Deadline deadline(std::chrono::nanoseconds timeout) const {
-    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout);
-  }
   void check_open() const;
   void progress();
   void finish(Work::Collective& operation, std::exception_ptr error);
@@ -487,7 +487,7 @@ void Group::close() { impl_->close(); }
 bool Group::broken() const { return impl_->engine().broken(); }
 std::uint64_t Group::last_completed() const { return impl_->engine().last_completed(); }
 
-Transfer Group::Impl::transfer(const Message& message, std::chrono::nanoseconds timeout) const {
+Transfer Group::Impl::transfer(const Message& message) const {
   const bool sends = message.kind == Message::Kind::kSend;
   const auto refuse = [&](const auto&... why) {
     fail(ErrorKind::kInvalidArgument, sends ? "send, " : "recv, ", describe(), ": ", why...);
@@ -506,7 +506,6 @@ Transfer Group::Impl::transfer(const Message& message, std::chrono::nanoseconds 
   transfer.type = message.type;
   transfer.peer = message.peer;
   transfer.tag = message.tag;
-  transfer.deadline = deadline(timeout);
   return transfer;
 }
 
@@ -547,14 +546,17 @@ Group::Callback last_of(std::size_t count, Group::Callback done) {
 
 void Group::send(const void* data, std::size_t count, DataType type, int target,
                  const MessageOptions& options) {
-  Transfer transfer = impl_->transfer(send_of(data, count, type, target, options), options.timeout);
+  Transfer transfer = impl_->transfer(send_of(data, count, type, target, options));
+  if (impl_->mail().try_send(transfer)) return;
+  transfer.deadline = impl_->deadline(options.timeout);
   impl_->mail().run({&transfer, 1});
 }
 
 int Group::recv(void* data, std::size_t count, DataType type, int source,
                 const MessageOptions& options) {
-  Transfer transfer =
-      impl_->transfer(receive_of(data, count, type, source, options), options.timeout);
+  Transfer transfer = impl_->transfer(receive_of(data, count, type, source, options));
+  if (impl_->mail().try_receive(transfer)) return source;
+  transfer.deadline = impl_->deadline(options.timeout);
   impl_->mail().run({&transfer, 1});
   return transfer.source;
 }
@@ -562,7 +564,11 @@ int Group::recv(void* data, std::size_t count, DataType type, int source,
 void Group::batch(std::span<const Message> messages, std::chrono::nanoseconds timeout) {
   std::vector<Transfer> transfers;
   transfers.reserve(messages.size());
-  for (const Message& message : messages) transfers.push_back(impl_->transfer(message, timeout));
+  const Deadline deadline = impl_->deadline(timeout);
+  for (const Message& message : messages) {
+    transfers.push_back(impl_->transfer(message));
+    transfers.back().deadline = deadline;
+  }
   impl_->mail().run(transfers);
 }
 
@@ -581,8 +587,10 @@ Work Group::recv_async(void* data, std::size_t count, DataType type, int source,
 Work Group::batch_async(std::span<const Message> messages, std::chrono::nanoseconds timeout,
                         Callback done) {
   auto operation = std::make_shared<Work::Messages>(impl_);
+  const Deadline deadline = impl_->deadline(timeout);
   for (const Message& message : messages) {
-    operation->transfers.push_back(std::make_shared<Transfer>(impl_->transfer(message, timeout)));
+    operation->transfers.push_back(std::make_shared<Transfer>(impl_->transfer(message)));
+    operation->transfers.back()->deadline = deadline;
   }
   if (done && messages.empty()) {
     done(nullptr);

@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kBounceBytes = Bounce::kData + Bounce::kChunk * Bounce::kChunks;
 constexpr std::size_t kSpareBounces = 4;
 constexpr std::chrono::milliseconds kTroubled(5);
+constexpr int kShortWait = 200;
 // Copied at once from shared memory, so that other messages get their turn.
 constexpr std::size_t kStride = std::size_t{1} << 20;
 // Copies of at least so many bytes bypass the caches.
@@ -61,6 +62,52 @@ std::exception_ptr Mail::error(const Transfer& transfer, ErrorKind kind,
 
 // --- the public side
 // ------------------------------------------------------------------------------
+
+bool Mail::try_send(const Transfer& send) {
+  if (send.bytes > Letter::kBodyBytes || send.peer == rank_) return false;
+  const Lock lock(mutex_);
+  const Peer& peer = peers_[static_cast<std::size_t>(send.peer)];
+  if (stopped_ || engine_.troubled() || !peer.outgoing.empty() || !peer.answers.empty() ||
+      !has_room(send.peer)) {
+    return false;
+  }
+  mark_used();
+  write(send.peer, {send.tag, send.bytes, send.type, Letter::Kind::kInline},
+        {send.data, send.bytes});
+  return true;
+}
+
+bool Mail::try_receive(Transfer& receive) {
+  if (receive.peer < 0 || receive.peer == rank_ || receive.bytes > Letter::kBodyBytes) return false;
+  const Lock lock(mutex_);
+  Peer& peer = peers_[static_cast<std::size_t>(receive.peer)];
+  if (stopped_ || !peer.unexpected.empty() || !receives_.empty()) return false;
+  mark_used();
+  // Waits a little for the next letter of this rank, and takes it if it is the one.
+  const std::uint64_t number = peer.taken + 1;
+  const Letter& letter = engine_.layout_.channel(engine_.base_, receive.peer, rank_).letter(number);
+  for (int i = 0; i < std::min(engine_.policy_.spins, kShortWait); ++i) {
+    if (letter.number.load(std::memory_order_acquire) != number) {
+      cpu_relax();
+      continue;
+    }
+    const Letter::Header& header = letter.header;
+    if (header.kind != Letter::Kind::kInline || header.tag != receive.tag ||
+        header.type != receive.type || header.bytes != receive.bytes) {
+      return false;
+    }
+    std::memcpy(receive.data, letter.body.data(), receive.bytes);
+    receive.source = receive.peer;
+    took(receive.peer, number);
+    return true;
+  }
+  return false;
+}
+
+void Mail::mark_used() {
+  auto& used = engine_.head(rank_).mail_used;
+  if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_release);
+}
 
 void Mail::run(std::span<Transfer> transfers) {
   Lock lock(mutex_);
@@ -212,8 +259,7 @@ Deadline Mail::next_deadline() const {
 // --------------------------------------------------------------------------------------
 
 void Mail::post(Transfer& transfer) {
-  auto& used = engine_.head(rank_).mail_used;
-  if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_release);
+  mark_used();
   if (!stopped_ && engine_.troubled()) check_trouble();
   transfer.place = pending_.insert(pending_.end(), &transfer);
   if (stopped_) return finish(transfer, stopped_);
@@ -260,9 +306,12 @@ void Mail::ring(int rank) noexcept {
 
 bool Mail::has_room(int rank) {
   Channel& channel = engine_.layout_.channel(engine_.base_, rank_, rank);
-  const std::uint64_t written = peers_[static_cast<std::size_t>(rank)].written;
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  // The receiver's line is looked at once a round of the ring.
+  if (peer.written - peer.seen_taken < Channel::kLetters) return true;
   const auto full = [&] {
-    return written - channel.taken.load(std::memory_order_acquire) >= Channel::kLetters;
+    peer.seen_taken = channel.taken.load(std::memory_order_acquire);
+    return peer.written - peer.seen_taken >= Channel::kLetters;
   };
   if (!full()) return true;
   channel.blocked.store(1, std::memory_order_seq_cst);
@@ -353,16 +402,22 @@ bool Mail::take_letters(int rank) {
     } else {
       receive_letter(rank, std::move(received), payload);
     }
-    peer.taken = number;
-    channel.taken.store(number, std::memory_order_release);
+    took(rank, number);
   }
-  if (!moved) return false;
+  return moved;
+}
+
+// A sender that waits for room has filled the ring: among the letters that are in it then there are
+// some at which this looks.
+void Mail::took(int rank, std::uint64_t number) {
+  Channel& channel = engine_.layout_.channel(engine_.base_, rank, rank_);
+  peers_[static_cast<std::size_t>(rank)].taken = number;
+  channel.taken.store(number, std::memory_order_release);
+  if (number % (Channel::kLetters / 2) != 0) return;
   full_fence();
-  if (channel.blocked.load(std::memory_order_relaxed) != 0) {
-    channel.blocked.store(0, std::memory_order_relaxed);
-    ring(rank);
-  }
-  return true;
+  if (channel.blocked.load(std::memory_order_relaxed) == 0) return;
+  channel.blocked.store(0, std::memory_order_relaxed);
+  ring(rank);
 }
 
 void Mail::handle_answer(int rank, const Received& letter) {

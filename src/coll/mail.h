@@ -60,6 +60,10 @@ class Mail {
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
+  // The short way for small messages: no list, no clock. False: nothing was done; take the long
+  // one.
+  bool try_send(const Transfer& send);
+  bool try_receive(Transfer& receive);
   // Sends and receives, in no order, and waits for all. Throws the first error.
   void run(std::span<Transfer> transfers);
   void start(std::span<const std::shared_ptr<Transfer>> transfers);
@@ -87,6 +91,7 @@ class Mail {
   };
   struct Peer {
     std::uint64_t written = 0;                      // letters to it
+    std::uint64_t seen_taken = 0;                   // of those, taken out when last looked at
     std::uint64_t taken = 0;                        // letters from it
     std::deque<Transfer*> outgoing;                 // sends that are not in the ring yet
     std::deque<Received> answers;                   // likewise
@@ -97,7 +102,9 @@ class Mail {
 
   void post(Transfer& transfer);
   bool progress();
+  void mark_used();
   bool take_letters(int rank);
+  void took(int rank, std::uint64_t number);
   bool write_letters(int rank);
   bool fill_bounces(int rank);
   bool copy_arriving(int rank);
