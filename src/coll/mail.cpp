@@ -15,6 +15,8 @@ constexpr std::size_t kBounceBytes = Bounce::kData + Bounce::kChunk * Bounce::kC
 constexpr std::size_t kSpareBounces = 4;
 constexpr std::chrono::milliseconds kTroubled(5);
 constexpr int kShortWait = 200;
+// What may wait to be received.
+constexpr std::size_t kMostUnexpected = std::size_t{1} << 30;
 // Copied at once from shared memory, so that other messages get their turn.
 constexpr std::size_t kStride = std::size_t{1} << 20;
 // Copies of at least so many bytes bypass the caches.
@@ -184,6 +186,10 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
   WaitWord& mail = engine_.head(rank_).mail;
   const auto look = [&] {
     const bool moved = progress();
+    if (unexpected_bytes_ > kMostUnexpected && !stopped_) {
+      break_group(ErrorKind::kResource, concat("rank ", rank_, " keeps ", unexpected_bytes_ >> 20,
+                                               " MiB of messages that it has not received"));
+    }
     if (!moved && engine_.troubled()) check_trouble();
     call_back(lock);
     return moved;
@@ -452,6 +458,7 @@ void Mail::receive_letter(int rank, Received letter, const std::byte* payload) {
   }
   // Nobody waits for it yet; the ring must not be kept.
   if (payload) letter.data.assign(payload, payload + letter.header.bytes);
+  unexpected_bytes_ += sizeof letter + letter.data.size();
   peers_[static_cast<std::size_t>(rank)].unexpected.push_back(std::move(letter));
 }
 
@@ -466,6 +473,7 @@ bool Mail::deliver_unexpected(Transfer& receive) {
     if (found != unexpected.end()) {
       Received letter = std::move(*found);
       unexpected.erase(found);
+      unexpected_bytes_ -= sizeof letter + letter.data.size();
       if (receive.peer < 0) last_any_ = rank;
       const std::byte* data = letter.data.data();
       deliver(receive, rank, std::move(letter), data);

@@ -147,6 +147,7 @@ class Mail {
   std::size_t asynchronous_ = 0;   // of the pending ones
   std::vector<std::pair<std::function<void(std::exception_ptr)>, std::exception_ptr>> callbacks_;
   std::vector<shm::Block> spare_;  // bounce blocks
+  std::size_t unexpected_bytes_ = 0;
   std::exception_ptr stopped_;     // why nothing is accepted any more
   int last_any_ = 0;               // whose unexpected messages were looked at last
   bool closing_ = false;

@@ -177,6 +177,26 @@ TEST_P(OpTest, Asynchronous) {
   });
 }
 
+// As many as a host can have; on most machines many more than cores.
+TEST(MostRanks, SixtyFour) {
+  RankGroup(64, RankMode::kThreads).run([](Rank& r) {
+    const auto group = make_group(r);
+    std::uint64_t salt = 0;
+    for (const Op op : {Op::kBarrier, Op::kAllReduce, Op::kReduceScatter, Op::kAllGather,
+                        Op::kBroadcast, Op::kAllToAllV}) {
+      for (const std::size_t count : {3, 700}) {
+        run(*group, {.op = op, .count = count, .root = 63, .salt = ++salt, .places = kMixed});
+      }
+    }
+    int value = r.id(), got = -1;
+    const std::array ring = {
+        Message{Message::Kind::kSend, &value, 1, DataType::kI32, (r.id() + 1) % 64, 0},
+        Message{Message::Kind::kReceive, &got, 1, DataType::kI32, (r.id() + 63) % 64, 0}};
+    group->batch(ring);
+    EXPECT_EQ(got, (r.id() + 63) % 64);
+  });
+}
+
 class PieceTest : public testing::TestWithParam<RankMode> {};
 INSTANTIATE_TEST_SUITE_P(Modes, PieceTest, convoy::test::rank_modes(),
                          convoy::test::rank_mode_name);
