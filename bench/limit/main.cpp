@@ -163,7 +163,9 @@ void check(Rank& rank) {
     operation();
     const auto n = static_cast<std::size_t>(rank.ranks);
     for (std::size_t i = 0; i < kBytes / 4; ++i) {
-      if (values[i] == static_cast<float>(n * (i % 1000) + n * (n - 1) / 2)) continue;
+      const std::size_t sum = n * (i % 1000) + n * (n - 1) / 2;
+      const auto expected = static_cast<float>(sum);
+      if (values[i] == expected) continue;
       std::fprintf(stderr, "bench_limit: %s is wrong at %zu on rank %d\n", what, i, rank.id);
       std::exit(1);
     }

@@ -91,7 +91,8 @@ Channel& Layout::channel(std::byte* base, int from, int to) const {
 }
 
 std::byte* Layout::letter_payload(std::byte* base, int from, int to, std::uint64_t number) const {
-  const auto pair = static_cast<std::size_t>(from * ranks_ + to);
+  const std::size_t pair = static_cast<std::size_t>(from) * static_cast<std::size_t>(ranks_) +
+                           static_cast<std::size_t>(to);
   return data(base, ranks_) + (pair * Channel::kLetters + number % Channel::kLetters) * letter_;
 }
 

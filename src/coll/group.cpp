@@ -90,7 +90,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
  private:
   void check_open() const;
   void progress();
-  void finish(Work::Collective& operation, std::exception_ptr error);
+  void finish(Work::Collective& operation, const std::exception_ptr& error);
   void run_next(std::unique_lock<std::mutex>& lock);
   void release_turn();
 
@@ -184,7 +184,7 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
 }
 
 // The turn passes on after the callback, so that callbacks come in order too.
-void Group::Impl::finish(Work::Collective& operation, std::exception_ptr error) {
+void Group::Impl::finish(Work::Collective& operation, const std::exception_ptr& error) {
   Callback callback;
   {
     const std::lock_guard lock(mutex_);
@@ -256,7 +256,7 @@ void Group::Impl::close() {
   }
 }
 
-std::shared_ptr<Group> Group::create(std::shared_ptr<Store> store, int rank, int size,
+std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int rank, int size,
                                      const GroupOptions& options) {
   if (!store) fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": no store");
   if (options.threads < 1 || options.threads > 64) {
@@ -532,7 +532,7 @@ Group::Callback last_of(std::size_t count, Group::Callback done) {
   auto state = std::make_shared<State>();
   state->left = count;
   state->done = std::move(done);
-  return [state](std::exception_ptr error) {
+  return [state](const std::exception_ptr& error) {
     {
       const std::lock_guard lock(state->mutex);
       if (error && !state->error) state->error = error;

@@ -57,7 +57,7 @@ class Group {
 
   // Collective: returns when all `size` ranks have called it. The store's keys must be fresh
   // (with_prefix). kTimeout names the ranks that did not come.
-  static std::shared_ptr<Group> create(std::shared_ptr<Store> store, int rank, int size,
+  static std::shared_ptr<Group> create(const std::shared_ptr<Store>& store, int rank, int size,
                                        const GroupOptions& options = {});
   // Leaves the group; pending operations fail. Does not wait for other ranks.
   ~Group();

@@ -591,7 +591,7 @@ bool Mail::fill_bounces(int rank) {
   return moved;
 }
 
-void Mail::finish(Transfer& transfer, std::exception_ptr failure) {
+void Mail::finish(Transfer& transfer, const std::exception_ptr& failure) {
   const auto keep = std::move(transfer.self);  // from now on a Work, if anyone, has it
   if (keep) --asynchronous_;
   transfer.done = true;

@@ -116,7 +116,7 @@ class Mail {
   void deliver(Transfer& receive, int rank, Received letter, const std::byte* data);
   bool deliver_unexpected(Transfer& receive);
   void answer(int rank, const Received& letter, Letter::Kind kind, const Transfer& receive);
-  void finish(Transfer& transfer, std::exception_ptr error = nullptr);
+  void finish(Transfer& transfer, const std::exception_ptr& failure = nullptr);
   void release_bounce(Transfer& transfer);
   void ring(int rank) noexcept;
 
@@ -148,8 +148,8 @@ class Mail {
   std::vector<std::pair<std::function<void(std::exception_ptr)>, std::exception_ptr>> callbacks_;
   std::vector<shm::Block> spare_;  // bounce blocks
   std::size_t unexpected_bytes_ = 0;
-  std::exception_ptr stopped_;     // why nothing is accepted any more
-  int last_any_ = 0;               // whose unexpected messages were looked at last
+  std::exception_ptr stopped_;  // why nothing is accepted any more
+  int last_any_ = 0;            // whose unexpected messages were looked at last
   bool closing_ = false;
   std::thread worker_;
 };

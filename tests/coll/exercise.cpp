@@ -81,7 +81,9 @@ std::size_t Exercise::elements(int from, int to) const {
     case Op::kAllGatherV: return vary(static_cast<std::uint64_t>(from));
     case Op::kGatherV:
     case Op::kScatterV:
-    case Op::kAllToAllV: return vary(static_cast<std::uint64_t>(64 * from + to));
+    case Op::kAllToAllV:
+      return vary(static_cast<std::uint64_t>(64) * static_cast<std::uint64_t>(from) +
+                  static_cast<std::uint64_t>(to));
     default: return step_.count;
   }
 }
@@ -256,7 +258,9 @@ void Exercise::prepare_coalesced() {
 template <class Send>
 auto Exercise::call(const Send& send) {
   const ReduceOptions reduce{.op = step_.reduce};
-  const auto& [op, type, unused, count, root, in_place, salt, places] = step_;
+  const std::size_t count = step_.count;
+  const DataType type = step_.type;
+  const int root = step_.root;
   const Piece one_in = inputs_.empty() ? Piece{} : inputs_.front();
   const Piece one_out = outputs_.empty() ? Piece{} : outputs_.front();
   switch (step_.op) {

@@ -165,7 +165,7 @@ TEST_P(OpTest, Asynchronous) {
                                                   .root = static_cast<int>(i % 3),
                                                   .salt = i,
                                                   .places = i * kMixed}));
-      works.push_back(exercises.back()->start([&](std::exception_ptr error) {
+      works.push_back(exercises.back()->start([&](const std::exception_ptr& error) {
         EXPECT_FALSE(error);
         ++called;
       }));

@@ -171,7 +171,7 @@ TEST_P(MessageTest, AsynchronousWithCallbacks) {
   RankGroup(2, GetParam()).run([](Rank& r) {
     const auto group = make_group(r);
     std::atomic<int> called{0};
-    const auto done = [&](std::exception_ptr error) {
+    const auto done = [&](const std::exception_ptr& error) {
       EXPECT_FALSE(error);
       ++called;
     };

@@ -48,6 +48,7 @@ T reduce_floats(const Reduction& r, std::span<const T> values) {
   return total;
 }
 
+// NOLINTBEGIN(bugprone-signed-char-misuse): the sign is meant to be extended
 template <class T>
 T reduce_integers(const Reduction& r, std::span<const T> values) {
   using Wide = unsigned __int128;  // wraps on the way back to T
@@ -68,6 +69,7 @@ T reduce_integers(const Reduction& r, std::span<const T> values) {
   if (r.op != ReduceOp::kAvg) return result;
   return static_cast<T>(static_cast<__int128>(result) / r.ranks);
 }
+// NOLINTEND(bugprone-signed-char-misuse)
 
 bool reduce_bools(const Reduction& r, std::span<const std::uint8_t> values) {
   bool total = values[0] != 0;

@@ -12,7 +12,7 @@ using convoy::test::LeakOracle;
 
 // The Fabric lives as long as the process: its thread and listener are there before every test, and
 // what it holds for peers and in its arena is not a test's.
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool kRegistered = [] {
   LeakOracle::warm_up([] { shm::Fabric::instance(); });
   LeakOracle::ignore([](const Holding& holding) {
     if (holding.kind == HoldingKind::kMapping || holding.kind == HoldingKind::kDescriptor) {

@@ -229,7 +229,7 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
     Socket socket = impl_->open_connection(self_, info, deadline);
     UniqueFd pidfd = open_pidfd(info.pid);
     if (!pidfd || process_start_time(info.pid) != info.start_time) fail_gone(info);
-    const auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
+    auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
     impl_->watch.loop().post([this, peer] {
       peer->start_on_loop(impl_->watch.loop());
       impl_->reap_on_loop();
