@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "os/file.h"
+#include "support/expect_error.h"
 #include "support/rank_group.h"
 
 namespace convoy {
@@ -98,6 +99,37 @@ TEST(MachineTest, BootIdIsTheSameInAllProcesses) {
   for (const char* key : {"boot 0", "boot 1"}) EXPECT_EQ(group.store()->try_get(key), id);
   group.post("end");
   group.join();
+}
+
+TEST(CoreSetTest, TextAndBack) {
+  EXPECT_EQ(CoreSet().to_string(), "0");
+  EXPECT_EQ(CoreSet().count(), 0);
+  EXPECT_EQ(CoreSet().nth(0), -1);
+  EXPECT_EQ(CoreSet::of_core(0).to_string(), "1");
+  EXPECT_EQ(CoreSet::of_core(5).to_string(), "02");
+  const CoreSet far = CoreSet::of_core(2000);
+  EXPECT_EQ(CoreSet::parse(far.to_string()).nth(0), 2000);
+  const CoreSet some = CoreSet::parse("a01");
+  EXPECT_EQ(some.count(), 3);
+  EXPECT_EQ(some.nth(0), 1);
+  EXPECT_EQ(some.nth(1), 3);
+  EXPECT_EQ(some.nth(2), 8);
+  EXPECT_EQ(some.nth(9), 8);
+  for (const char* bad : {"", "x", "0A", "1 ", "-1"}) {
+    test::expect_error(ErrorKind::kInvalidArgument, "not a set of cores",
+                       [&] { CoreSet::parse(bad); });
+  }
+  test::expect_error(ErrorKind::kInvalidArgument, "not a set of cores",
+                     [] { CoreSet::parse(std::string(100000, '1')); });
+}
+
+TEST(CoreSetTest, Together) {
+  CoreSet set = CoreSet::of_core(1);
+  set.add(CoreSet::of_core(100));
+  set.add(CoreSet::of_core(1));
+  EXPECT_EQ(set.count(), 2);
+  EXPECT_EQ(set.nth(1), 100);
+  EXPECT_GE(usable_cores(CoreSet::of_thread()), 1);
 }
 
 }  // namespace
