@@ -131,7 +131,7 @@ def main():
     parser.add_argument("--dtypes", help="only these types")
     parser.add_argument("--json", default=sides.ROOT / "build" / "bench" / "coll.json", type=Path)
     options = parser.parse_args()
-    rounds = options.rounds or (5 if options.quick else 11)
+    rounds = options.rounds or (3 if options.quick else 9)
 
     def wanted(value, choice):
         return choice is None or str(value) in choice.split(",")

@@ -1,0 +1,54 @@
+#include "tensor/memory.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "transport/shm/fabric.h"
+
+namespace convoy {
+namespace {
+
+void release(void* block) { delete static_cast<shm::Block*>(block); }
+
+class SharedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+    auto block = std::make_unique<shm::Block>(shm::Fabric::instance().allocate(bytes));
+    void* const data = block->data();
+    return {data, block.release(), &release, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // the context is not the data
+  void copy_data(void* target, const void* source, std::size_t bytes) const override {
+    std::memcpy(target, source, bytes);
+  }
+};
+
+}  // namespace
+
+c10::Allocator* shared_allocator() {
+  static SharedAllocator* const allocator = new SharedAllocator;  // tensors may outlive everything
+  return allocator;
+}
+
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) {
+    fail(ErrorKind::kUnsupported, "group memory is CPU memory; asked for ", options.device().str());
+  }
+  const auto type = c10::typeMetaToScalarType(options.dtype());
+  return at::detail::empty_generic(sizes, shared_allocator(),
+                                   c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt);
+}
+
+bool is_shared_memory(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || !tensor.device().is_cpu()) return false;
+  const auto& storage = tensor.storage();
+  if (storage.nbytes() == 0) return false;
+  return static_cast<bool>(shm::Fabric::instance().locate(storage.data(), storage.nbytes()));
+}
+
+}  // namespace convoy

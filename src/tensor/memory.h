@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+namespace convoy {
+
+// Allocates CPU memory that the other processes of this host can work on in place. Thread-safe;
+// throws kResource before the machine or its cgroup runs out. Lives forever.
+c10::Allocator* shared_allocator();
+
+// A contiguous tensor in such memory, not cleared. Of `options` only the type is used; kUnsupported
+// for a device other than the CPU.
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {});
+
+// True if all of the tensor's storage lies in such memory of this process.
+bool is_shared_memory(const at::Tensor& tensor);
+
+}  // namespace convoy
