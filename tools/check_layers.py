@@ -43,6 +43,7 @@ PUBLIC_HEADERS = {
     "version.h": "base",
     "store.h": "store",
     "fwd.h": "tensor",
+    "backend.h": "group",
     "c10d_store.h": "group",
     "group.h": "group",
     "share.h": "share",

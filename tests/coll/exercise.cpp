@@ -162,7 +162,7 @@ void Exercise::prepare_plain() {
     Region& region = add_region(std::max(in.size(), out.size()));
     input_ = outer_is_input ? region.data() : region.data() + own_out * part;
     output_ = outer_is_input ? region.data() + own_in * part : region.data();
-    std::copy(in.begin(), in.end(), input_);
+    if (!in.empty()) std::memcpy(input_, in.data(), in.size());
     checks_.push_back({&region, outer_is_input ? own_in * part : 0, out});
     return;
   }
@@ -304,7 +304,8 @@ void Exercise::check() const {
   for (const Part& part : checks_) {
     const Buffer all = part.region->content();
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(part.offset);
-    EXPECT_TRUE(std::equal(part.expected.begin(), part.expected.end(), begin))
+    const auto size = static_cast<std::ptrdiff_t>(part.expected.size());
+    EXPECT_TRUE(same(Buffer(begin, begin + size), part.expected))
         << name_of(step_.op) << " of " << step_.count << " x " << to_string(step_.type) << ", "
         << to_string(step_.reduce) << ", root " << step_.root << ", places " << step_.places
         << (step_.in_place ? ", in place" : "") << ", rank " << rank_ << " of " << size_

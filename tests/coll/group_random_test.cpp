@@ -122,7 +122,7 @@ void run_program(const Rank& rank, std::uint64_t seed) {
   finish(pending);
   for (auto& letter : letters) {
     letter.work.wait();
-    EXPECT_TRUE(letter.region->content() == letter.expected);
+    EXPECT_TRUE(same(letter.region->content(), letter.expected));
   }
 }
 

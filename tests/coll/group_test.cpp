@@ -56,12 +56,12 @@ void check_all_reduce(Group& group, Place input_place, Place output_place, bool 
     Region input(group, input_place, bytes);
     input.fill(mine);
     group.all_reduce(input.data(), output.data(), count, type, options);
-    EXPECT_TRUE(input.content() == mine);
+    EXPECT_TRUE(same(input.content(), mine));
   }
   const Reduction reduction{.type = type, .op = op, .factor = 0.5};
   const Buffer expected = expected_reduction(group.size(), salt, reduction, count);
   const Buffer result = output.content();
-  if (result == expected) return;
+  if (same(result, expected)) return;
   const auto wrong = std::mismatch(result.begin(), result.end(), expected.begin()).first;
   ADD_FAILURE() << "first difference at byte " << wrong - result.begin();
 }
@@ -143,7 +143,7 @@ TEST_P(GroupTest, BitsDoNotDependOnPathOrThreads) {
         results.push_back(region.content());
       }
     }
-    for (const auto& result : results) EXPECT_TRUE(result == results.front());
+    for (const auto& result : results) EXPECT_TRUE(same(result, results.front()));
     EXPECT_TRUE(results.front() ==
                 expected_reduction(r.size(), 7, {.type = DataType::kF32}, kCount));
   });
@@ -163,11 +163,11 @@ TEST_P(GroupTest, Broadcast) {
           if (mix == 1 && r.id() == root) {
             Region apart(*group, place, bytes);
             group->broadcast(region.data(), apart.data(), bytes, DataType::kU8, root);
-            EXPECT_TRUE(apart.content() == sent);
+            EXPECT_TRUE(same(apart.content(), sent));
           } else {
             group->broadcast(region.data(), region.data(), bytes, DataType::kU8, root);
           }
-          EXPECT_TRUE(region.content() == sent) << "root " << root << " bytes " << bytes;
+          EXPECT_TRUE(same(region.content(), sent)) << "root " << root << " bytes " << bytes;
         }
       }
     }

@@ -50,7 +50,7 @@ TEST_P(MessageTest, EverySizeFromEveryPlace) {
           group->send(region.data(), bytes, DataType::kU8, 1, {.tag = salt});
         } else {
           EXPECT_EQ(group->recv(region.data(), bytes, DataType::kU8, 0, {.tag = salt}), 0);
-          EXPECT_TRUE(region.content() == content(0, 1, salt, bytes)) << bytes;
+          EXPECT_TRUE(same(region.content(), content(0, 1, salt, bytes))) << bytes;
         }
       }
     }
@@ -126,7 +126,7 @@ TEST_P(MessageTest, ToItself) {
       Buffer got(bytes);
       group->send(sent.data(), bytes, DataType::kU8, r.id());  // before anyone asks for it
       EXPECT_EQ(group->recv(got.data(), bytes, DataType::kU8, r.id()), r.id());
-      EXPECT_TRUE(got == sent);
+      EXPECT_TRUE(same(got, sent));
     }
   });
 }
@@ -160,7 +160,7 @@ TEST_P(MessageTest, BatchesCannotBlock) {
     for (std::uint64_t tag = 0; tag < kTags; ++tag) {
       for (int peer = 0; peer < r.size(); ++peer) {
         const std::size_t index = tag * 3 + static_cast<std::size_t>(peer);
-        EXPECT_TRUE(got[index] == content(peer, r.id(), tag, kCount));
+        EXPECT_TRUE(same(got[index], content(peer, r.id(), tag, kCount)));
       }
     }
     group->batch({});
@@ -428,7 +428,7 @@ TEST_P(MessageTest, RandomTraffic) {
         }
         std::shuffle(works.begin(), works.end(), std::mt19937(static_cast<unsigned>(seed)));
         for (auto& [region, work] : works) work.wait();
-        for (const auto& [region, bytes] : expected) EXPECT_TRUE(region->content() == bytes);
+        for (const auto& [region, bytes] : expected) EXPECT_TRUE(same(region->content(), bytes));
       }
     });
   }
