@@ -30,11 +30,11 @@ class ConvoyBackend final : public c10d::Backend {
   };
 
   // Collective: returns when all ranks have called it. The store's keys must be fresh.
-  ConvoyBackend(std::shared_ptr<Store> store, int rank, int size,
-                c10::intrusive_ptr<Options> options = c10::make_intrusive<Options>());
+  ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int size,
+                const c10::intrusive_ptr<Options>& options = c10::make_intrusive<Options>());
   // On a store of torch's.
   ConvoyBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                c10::intrusive_ptr<Options> options = c10::make_intrusive<Options>());
+                const c10::intrusive_ptr<Options>& options = c10::make_intrusive<Options>());
   ~ConvoyBackend() override;
 
   const std::string getBackendName() const override { return "convoy"; }

@@ -185,8 +185,8 @@ class ConvoyBackend::Impl {
   std::atomic<std::uint64_t> number_{0};  // of operations asked for
 };
 
-ConvoyBackend::ConvoyBackend(std::shared_ptr<Store> store, int rank, int size,
-                             c10::intrusive_ptr<Options> options)
+ConvoyBackend::ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int size,
+                             const c10::intrusive_ptr<Options>& options)
     : Backend(rank, size),
       impl_(std::make_unique<Impl>(store, rank, size,
                                    options ? options : c10::make_intrusive<Options>())) {
@@ -194,8 +194,8 @@ ConvoyBackend::ConvoyBackend(std::shared_ptr<Store> store, int rank, int size,
 }
 
 ConvoyBackend::ConvoyBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                             c10::intrusive_ptr<Options> options)
-    : ConvoyBackend(from_c10d(store), rank, size, std::move(options)) {}
+                             const c10::intrusive_ptr<Options>& options)
+    : ConvoyBackend(from_c10d(store), rank, size, options) {}
 
 ConvoyBackend::~ConvoyBackend() = default;
 

@@ -20,7 +20,7 @@ void ConvoyWork::attach(coll::Work work, std::uint64_t number) {
   number_ = number;
 }
 
-void ConvoyWork::complete(std::exception_ptr error) {
+void ConvoyWork::complete(const std::exception_ptr& error) {
   end_ = std::chrono::steady_clock::now();
   finish(error);
   if (error) {

@@ -22,7 +22,7 @@ class ConvoyWork final : public c10d::Work {
   // Before it is handed out: what carries it out, and its number.
   void attach(coll::Work work, std::uint64_t number);
   // The end: `error`, or success. Called once, from any thread.
-  void complete(std::exception_ptr error);
+  void complete(const std::exception_ptr& error);
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override {}
