@@ -136,37 +136,40 @@ class CallMaker::Builder {
     call_.signature.tag = inputs.size() > 1 ? hash : call_.signature.tag;
     call_.signature.pieces = static_cast<std::uint16_t>(inputs.size());
   }
-  // Stretches that are written must be apart from each other and from what is read, unless `same`
-  // says that a pair is the same memory on purpose.
+  // Stretches that are written must be apart from each other and from what is read; same(i, j) says
+  // that input i may be output j.
   template <class Same>
   void check_lists(const Same& same) {
-    const auto from = call_.input_view();
-    const auto to = call_.output_view();
-    std::vector<Stretch> sorted(to.stretches().begin(), to.stretches().end());
-    std::erase_if(sorted, [](const Stretch& s) { return s.bytes == 0; });
-    std::sort(sorted.begin(), sorted.end(),
-              [](const Stretch& a, const Stretch& b) { return std::less<>()(a.data, b.data); });
-    for (std::size_t i = 1; i < sorted.size(); ++i) {
-      if (overlap(sorted[i - 1], sorted[i])) refuse("two outputs overlap");
+    const View input = call_.input_view();
+    const View output = call_.output_view();
+    const auto from = input.stretches();
+    const auto to = output.stretches();
+    std::vector<std::size_t> sorted;  // outputs by address
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      if (to[i].bytes != 0) sorted.push_back(i);
     }
-    for (const Stretch& in : from.stretches()) {
+    std::sort(sorted.begin(), sorted.end(),
+              [&](std::size_t a, std::size_t b) { return std::less<>()(to[a].data, to[b].data); });
+    for (std::size_t i = 1; i < sorted.size(); ++i) {
+      if (overlap(to[sorted[i - 1]], to[sorted[i]])) refuse("two outputs overlap");
+    }
+    for (std::size_t i = 0; i < from.size(); ++i) {
       // Only the neighbours can overlap it.
+      const Stretch& in = from[i];
       const auto next = std::upper_bound(
           sorted.begin(), sorted.end(), in.data,
-          [](const std::byte* a, const Stretch& b) { return std::less<>()(a, b.data); });
+          [&](const std::byte* a, std::size_t b) { return std::less<>()(a, to[b].data); });
       for (auto near = next == sorted.begin() ? next : next - 1; near != sorted.end(); ++near) {
-        if (!std::less<>()(near->data, in.data + in.bytes)) break;
-        if (overlap(in, *near) && !same(in, *near)) {
+        const Stretch& out = to[*near];
+        if (!std::less<>()(out.data, in.data + in.bytes)) break;
+        const bool exact = in.data == out.data && in.bytes == out.bytes;
+        if (overlap(in, out) && !(exact && same(i, *near))) {
           refuse(
               "input and output overlap; they must be apart, or the same where that has a "
               "meaning");
         }
       }
     }
-  }
-  void check_lists() {
-    check_lists(
-        [](const Stretch& a, const Stretch& b) { return a.data == b.data && a.bytes == b.bytes; });
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(maker_.size_); }
@@ -311,7 +314,7 @@ Call CallMaker::reduce_scatter_v(std::span<const Piece> inputs, Piece output, Da
   builder.single_output(output);
   builder.send_to_each(inputs);
   for (auto& count : builder.receive()) count = output.count;
-  builder.check_lists();
+  builder.check_lists([&](std::size_t in, std::size_t) { return in == builder.me(); });
   return builder.build();
 }
 
@@ -323,7 +326,7 @@ Call CallMaker::all_gather_v(Piece input, std::span<const Piece> outputs, DataTy
   builder.outputs(outputs, 1, false);
   for (auto& count : builder.send()) count = input.count;
   builder.receive_from_each(outputs);
-  builder.check_lists();
+  builder.check_lists([&](std::size_t, std::size_t out) { return out == builder.me(); });
   return builder.build();
 }
 
@@ -338,7 +341,7 @@ Call CallMaker::gather_v(Piece input, std::span<const Piece> outputs, DataType t
     builder.one_for_each_rank(outputs, "output");
     builder.outputs(outputs);
     builder.receive_from_each(outputs);
-    builder.check_lists();
+    builder.check_lists([&](std::size_t, std::size_t out) { return out == builder.me(); });
   }
   return builder.build();
 }
@@ -354,7 +357,7 @@ Call CallMaker::scatter_v(std::span<const Piece> inputs, Piece output, DataType 
     builder.one_for_each_rank(inputs, "input");
     builder.inputs(inputs);
     builder.send_to_each(inputs);
-    builder.check_lists();
+    builder.check_lists([&](std::size_t in, std::size_t) { return in == builder.me(); });
   }
   return builder.build();
 }
@@ -368,7 +371,7 @@ Call CallMaker::all_to_all_v(std::span<const Piece> inputs, std::span<const Piec
   builder.outputs(outputs);
   builder.send_to_each(inputs);
   builder.receive_from_each(outputs);
-  builder.check_lists([](const Stretch&, const Stretch&) { return false; });
+  builder.check_lists([](std::size_t, std::size_t) { return false; });
   return builder.build();
 }
 
@@ -379,7 +382,7 @@ Call CallMaker::all_reduce_coalesced(std::span<const Piece> inputs, std::span<co
   builder.coalesced(inputs, outputs, 1, 1);
   builder.inputs(inputs);
   builder.outputs(outputs);
-  builder.check_lists();
+  builder.check_lists([](std::size_t in, std::size_t out) { return in == out; });
   return builder.build();
 }
 
@@ -391,7 +394,8 @@ Call CallMaker::reduce_scatter_coalesced(std::span<const Piece> inputs,
   builder.coalesced(outputs, inputs, 1, builder.ranks());
   builder.inputs(inputs, builder.ranks());
   builder.outputs(outputs);
-  builder.check_lists();
+  builder.check_lists(
+      [&](std::size_t in, std::size_t out) { return in == builder.me() * outputs.size() + out; });
   return builder.build();
 }
 
@@ -402,7 +406,7 @@ Call CallMaker::broadcast_coalesced(std::span<const Piece> pieces, DataType type
   builder.coalesced(pieces, pieces, 1, 1);
   if (builder.is_root()) builder.inputs(pieces);
   builder.outputs(pieces);
-  builder.check_lists();
+  builder.check_lists([](std::size_t in, std::size_t out) { return in == out; });
   return builder.build();
 }
 
@@ -412,7 +416,8 @@ Call CallMaker::all_gather_coalesced(std::span<const Piece> inputs, std::span<co
   builder.coalesced(inputs, outputs, 1, builder.ranks());
   builder.inputs(inputs);
   builder.outputs(outputs, builder.ranks(), true);
-  builder.check_lists();
+  builder.check_lists(
+      [&](std::size_t in, std::size_t out) { return out == builder.me() * inputs.size() + in; });
   return builder.build();
 }
 

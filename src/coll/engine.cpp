@@ -111,15 +111,16 @@ void Engine::run(const Call& call, std::uint64_t number) {
     std::copy(call.lists->send.begin(), call.lists->send.end(), table.send.begin());
     std::copy(call.lists->receive.begin(), call.lists->receive.end(), table.receive.begin());
   }
-  if (size_ > 1) {
-    arrive(running);
-    compare_signatures(running);
-  }
-  if (has_table(call.signature.op)) compare_tables(running);
   try {
+    if (size_ > 1) {
+      arrive(running);
+      compare_signatures(running);
+    }
+    if (has_table(call.signature.op)) compare_tables(running);
     move_data(running);
   } catch (const Error&) {
-    if (broken()) quarantine_buffers(running);
+    // Others may have seen this rank arrive, and go on.
+    if (broken() || closing_.load(std::memory_order_acquire)) quarantine_buffers(running);
     throw;
   }
   completed_.store(number, std::memory_order_release);
@@ -274,6 +275,15 @@ void Engine::compare_tables(const Running& running) {
            count_of(s, t), " x ", to_string(running.call->signature.type), " to rank ", t,
            ", which expects ", expected, "; no data was touched");
     }
+  }
+}
+
+// A rank may have arrived and then left: its memory must be left alone.
+void Engine::check_members(const Running& running) {
+  if (group().departures.load(std::memory_order_acquire) == 0) return;
+  for (int r = 0; r < size_; ++r) {
+    const std::uint64_t left = head(r).left.load(std::memory_order_acquire);
+    if (r != rank_ && left != 0 && left - 1 < running.number) fail_peer(running, r);
   }
 }
 

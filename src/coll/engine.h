@@ -121,6 +121,7 @@ class Engine {
   void compare_signatures(const Running& running);
   void compare_tables(const Running& running);
   Carrier carrier_of(const Running& running, int rank, std::size_t contribution) const;
+  void check_members(const Running& running);
   void publish_step(std::uint64_t step);
   void wait_steps(const Running& running, std::uint64_t step);
   std::byte* peer_memory(const Running& running, int rank, const shm::Location& location,

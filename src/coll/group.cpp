@@ -105,8 +105,9 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   std::uint64_t last_number_ = 0;
   bool busy_ = false;  // some thread runs an operation
   bool closed_ = false;
-  int waiting_ = 0;  // threads in changed_.wait
-  std::jthread progress_;
+  int waiting_ = 0;               // threads in changed_.wait
+  std::thread::id calling_back_;  // who runs a callback
+  std::thread progress_;
 };
 
 void Group::Impl::check_open() const {
@@ -160,7 +161,7 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
     operation->number = ++last_number_;
     queue_.push_back(operation);
     if (!progress_.joinable()) {
-      progress_ = std::jthread([self = shared_from_this()] { self->progress(); });
+      progress_ = std::thread([self = shared_from_this()] { self->progress(); });
     }
   }
   changed_.notify_all();
@@ -191,10 +192,21 @@ void Group::Impl::finish(Work::Collective& operation, const std::exception_ptr& 
     operation.done = true;
     operation.error = error;
     callback = std::exchange(operation.callback, nullptr);
+    if (callback) calling_back_ = std::this_thread::get_id();
   }
   changed_.notify_all();
+  // Also if the callback throws, which it must not: others wait for their turn.
+  struct Turn {
+    Impl& impl;
+    ~Turn() {
+      {
+        const std::lock_guard lock(impl.mutex_);
+        impl.calling_back_ = {};
+      }
+      impl.release_turn();
+    }
+  } const turn{*this};
   if (callback) callback(error);
-  release_turn();
 }
 
 bool Group::Impl::is_done(const Work::Collective& operation) {
@@ -248,11 +260,18 @@ void Group::Impl::close() {
   // What runs fails now; what is queued fails when its turn comes, on the progress thread.
   engine_.close();
   changed_.notify_all();
-  if (!progress_.joinable()) return;
-  if (progress_.get_id() == std::this_thread::get_id()) {
-    progress_.detach();  // a callback destroys the group: the thread keeps what it needs and ends
+  std::thread progress;
+  bool in_callback = false;
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(progress, progress_);
+    in_callback = calling_back_ == std::this_thread::get_id();
+  }
+  if (!progress.joinable()) return;
+  if (in_callback || progress.get_id() == std::this_thread::get_id()) {
+    progress.detach();  // a callback destroys the group: the thread keeps what it needs and ends
   } else {
-    progress_.join();
+    progress.join();
   }
 }
 

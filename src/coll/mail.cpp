@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kBounceBytes = Bounce::kData + Bounce::kChunk * Bounce::kChunks;
 constexpr std::size_t kSpareBounces = 4;
-constexpr std::chrono::milliseconds kTroubled(5);
+constexpr std::chrono::milliseconds kAwake(1);
 constexpr int kShortWait = 200;
 // What may wait to be received.
 constexpr std::size_t kMostUnexpected = std::size_t{1} << 30;
@@ -113,11 +113,24 @@ void Mail::mark_used() {
 
 void Mail::run(std::span<Transfer> transfers) {
   Lock lock(mutex_);
-  for (Transfer& transfer : transfers) post(transfer);
+  // Done for this side, and what it has to tell the others is on its way: nobody may come by later.
   const auto all_done = [&] {
-    return std::all_of(transfers.begin(), transfers.end(), [](const auto& t) { return t.done; });
+    return std::all_of(transfers.begin(), transfers.end(), [&](const Transfer& transfer) {
+      if (!transfer.done) return false;
+      return transfer.source < 0 ||
+             peers_[static_cast<std::size_t>(transfer.source)].answers.empty();
+    });
   };
-  wait_for(lock, Deadline::never(), engine_.policy_.spins, all_done);
+  try {
+    for (Transfer& transfer : transfers) post(transfer);
+    ring(rank_);  // another thread of this rank may wait for what has just been done
+    wait_for(lock, Deadline::never(), engine_.policy_.spins, all_done);
+  } catch (...) {
+    // Memory ran out, for example: no list may keep these.
+    if (!lock.owns_lock()) lock.lock();
+    fail_all(std::current_exception());
+    throw;
+  }
   for (const Transfer& transfer : transfers) {
     if (transfer.error) std::rethrow_exception(transfer.error);
   }
@@ -132,9 +145,10 @@ void Mail::start(std::span<const std::shared_ptr<Transfer>> transfers) {
       post(*transfer);
     }
     progress();
-    if (asynchronous_ != 0 && !worker_.joinable() && !closing_) {
+    if ((asynchronous_ != 0 || has_answers()) && !worker_.joinable() && !closing_) {
       worker_ = std::thread([this, alive = keep_()] { work(); });
     }
+    ring(rank_);  // the worker may sleep for the sake of others
     call_back(lock);
   }
   started_.notify_all();
@@ -191,16 +205,22 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
                                                " MiB of messages that it has not received"));
     }
     if (!moved && engine_.troubled()) check_trouble();
+    if (moved) ring(rank_);  // another thread's transfer may be done
     call_back(lock);
     return moved;
   };
+  const auto finished = [&] {
+    if (!done()) return false;
+    call_back(lock);  // whoever finds it done may be the last to come by
+    return true;
+  };
   for (int idle = 0;;) {
-    if (done()) return true;
+    if (finished()) return true;
     if (look()) {
       idle = 0;
       continue;
     }
-    if (done()) return true;
+    if (finished()) return true;
     ++idle;
     if (idle < spins) {
       lock.unlock();
@@ -220,14 +240,15 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
     const std::uint32_t seen = mail.value.load(std::memory_order_acquire);
     if (!look() && !done()) {
       const Deadline until = std::min(deadline, next_deadline());
-      // Trouble that does not concern what is waited for may do so soon.
-      const bool awake = engine_.troubled();
+      // Trouble that does not concern what is waited for may do so soon; and a receiver does not
+      // ring for every letter that it takes out of a full ring.
+      const bool awake = engine_.troubled() || has_backlog();
       lock.unlock();
-      futex_wait(mail.value, seen, awake ? std::min(until, Deadline::after(kTroubled)) : until);
+      futex_wait(mail.value, seen, awake ? std::min(until, Deadline::after(kAwake)) : until);
       lock.lock();
     }
     mail.sleepers.fetch_sub(1, std::memory_order_relaxed);
-    if (done()) return true;
+    if (finished()) return true;
     check_deadlines();
     call_back(lock);
     if (!done() && deadline.expired()) return false;
@@ -249,10 +270,22 @@ void Mail::work() {
   set_thread_name("convoy-mail");
   Lock lock(mutex_);
   while (!closing_) {
-    started_.wait(lock, [&] { return closing_ || asynchronous_ != 0; });
+    const auto idle = [&] { return asynchronous_ == 0 && !has_answers(); };
+    started_.wait(lock, [&] { return closing_ || !idle(); });
     if (closing_) return;
-    wait_for(lock, Deadline::never(), 0, [&] { return closing_ || asynchronous_ == 0; });
+    wait_for(lock, Deadline::never(), 0, [&] { return closing_ || idle(); });
   }
+}
+
+bool Mail::has_answers() const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const Peer& peer) { return !peer.answers.empty(); });
+}
+
+bool Mail::has_backlog() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return !peer.answers.empty() || !peer.outgoing.empty();
+  });
 }
 
 Deadline Mail::next_deadline() const {
@@ -534,7 +567,9 @@ bool Mail::copy_arriving(int rank) {
       moved = true;
     } else {
       auto& bounce = *reinterpret_cast<Bounce*>(it->from);
-      while (bounce.filled.load(std::memory_order_acquire) > receive.moved) {
+      // Once all is emptied the block is the sender's again.
+      while (receive.moved < receive.bytes &&
+             bounce.filled.load(std::memory_order_acquire) > receive.moved) {
         const std::size_t chunk = receive.moved / Bounce::kChunk % Bounce::kChunks;
         const std::size_t bytes = std::min(Bounce::kChunk, receive.bytes - receive.moved);
         copy(receive.data + receive.moved, it->from + Bounce::kData + chunk * Bounce::kChunk, bytes,
@@ -677,6 +712,7 @@ void Mail::fail_those_with(int rank, const std::exception_ptr& why) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
     for (Transfer* send : peer.outgoing) lost.push_back(send);
     peer.outgoing.clear();
+    peer.answers.clear();
     auto& fabric = shm::Fabric::instance();
     for (const auto& [number, send] : peer.unanswered) {
       lost.push_back(send);

@@ -109,6 +109,8 @@ class Mail {
   bool fill_bounces(int rank);
   bool copy_arriving(int rank);
   bool has_room(int rank);
+  bool has_answers() const;  // that wait for room
+  bool has_backlog() const;  // that, or sends
   void write(int rank, const Letter::Header& header, std::span<const std::byte> body);
   void write_send(int rank, Transfer& send);
   void handle_answer(int rank, const Received& letter);

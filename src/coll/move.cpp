@@ -37,6 +37,7 @@ void Engine::move(const Running& running) {
     keep_own(movement, StoreHint::kCached);
     return pull(running, movement, Way::kCached);
   }
+  check_members(running);
   const Route route = !staged                              ? Route::kDirect
                       : readable && reads_private(running) ? Route::kMoved
                                                            : Route::kStaged;

@@ -79,6 +79,7 @@ void Engine::combine(const Running& running) {
   }
   if (all_small) return combine_small(running, plan);
 
+  check_members(running);
   const bool direct = find_buffers(running, plan);
   if (direct && !plan.scatter) {
     tuned(running, Route::kDirect,
@@ -132,7 +133,7 @@ void Engine::reduce_range(const Running& running, const ReducePlan& plan, std::s
     std::size_t count = 0;
     for (std::size_t r = 0; r < n; ++r) {
       sources[r] = readable_[r].at(at);
-      if (writable_[r].data()) targets[count++] = writable_[r].at(plan.in_output(at));
+      if (writable_[r].reachable()) targets[count++] = writable_[r].at(plan.in_output(at));
     }
     reduce(reduction, {sources.data(), n}, {targets.data(), count}, bytes / call.element(), hint);
   });
@@ -297,11 +298,11 @@ void Engine::combine_staged(const Running& running, const ReducePlan& plan, Stor
                        const std::size_t at = from + skip + done;
                        std::size_t count = 0;
                        for (std::size_t r = 0; r < n; ++r) {
-                         sources[r] = readable_[r].data()
+                         sources[r] = readable_[r].reachable()
                                           ? readable_[r].at(at)
                                           : layout_.stage(base_, static_cast<int>(r), round) +
                                                 place(r, me) + skip + done;
-                         if (writable_[r].data())
+                         if (writable_[r].reachable())
                            targets[count++] = writable_[r].at(plan.in_output(at));
                        }
                        if (anyone_collects) {

@@ -29,6 +29,8 @@ class View {
     return many_.empty() ? one_.bytes : many_.back().begin + many_.back().bytes;
   }
   bool contiguous() const { return many_.empty(); }
+  // False: there is no memory at all (of a list the first stretch may be empty, and null).
+  bool reachable() const { return !many_.empty() || one_.data != nullptr; }
   // Of the first stretch.
   std::byte* data() const { return many_.empty() ? one_.data : many_.front().data; }
 

@@ -715,7 +715,11 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
-  return merge(store, opts, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()));
+  // Subsets of the same name are apart.
+  std::string members = "members";
+  for (const int rank : ranks) members += "-" + std::to_string(rank);
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(members, store);
+  return merge(own, opts, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()));
 }
 
 c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge(

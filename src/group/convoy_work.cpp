@@ -3,6 +3,7 @@
 #include <ATen/core/jit_type.h>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace convoy {
 
@@ -23,10 +24,15 @@ void ConvoyWork::attach(coll::Work work, std::uint64_t number) {
 void ConvoyWork::complete(const std::exception_ptr& error) {
   end_ = std::chrono::steady_clock::now();
   finish(error);
-  if (error) {
-    future_->setError(error);
-  } else {
-    future_->markCompleted(c10::IValue(outputs_));
+  // What users attached to the future runs here, and must not stop the group.
+  try {
+    if (error) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+  } catch (const std::exception& thrown) {
+    log_warn("a callback of an operation's future threw: ", thrown.what());
   }
 }
 

@@ -36,7 +36,15 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
 void append(Buffer& to, const Buffer& more) { to.insert(to.end(), more.begin(), more.end()); }
 
 // What a coalesced operation's buffers are as long as.
-std::vector<std::size_t> coalesced_counts(std::size_t count) { return {count, 0, count / 2 + 1}; }
+std::vector<std::size_t> coalesced_counts(std::size_t count) {
+  if (count % 2 == 1) return {0, count, count / 2 + 1};
+  return {count, 0, count / 2 + 1};
+}
+
+// As torch has it: an empty tensor has no memory.
+Piece piece_of(Region& region, DataType type) {
+  return {region.size() == 0 ? nullptr : region.data(), region.size() / size_of(type)};
+}
 
 }  // namespace
 
@@ -186,12 +194,12 @@ void Exercise::prepare_pieces() {
   const auto input = [&](const Buffer& content) {
     Region& region = add_region(content.size());
     region.fill(content);
-    inputs_.push_back({region.data(), content.size() / size_of(step_.type)});
+    inputs_.push_back(piece_of(region, step_.type));
     checks_.push_back({&region, 0, content});
   };
   const auto output = [&](const Buffer& content) {
     Region& region = add_region(content.size());
-    outputs_.push_back({region.data(), content.size() / size_of(step_.type)});
+    outputs_.push_back(piece_of(region, step_.type));
     checks_.push_back({&region, 0, content});
   };
   const bool many_in = step_.op == Op::kReduceScatterV || step_.op == Op::kAllToAllV ||
@@ -241,9 +249,8 @@ void Exercise::prepare_coalesced() {
     Region& source = add_region(in.size());
     source.fill(in);
     Region& target = one ? source : add_region(out.size());
-    const std::size_t size = size_of(step_.type);
-    inputs_.push_back({source.data(), in.size() / size});
-    outputs_.push_back({target.data(), out.size() / size});
+    inputs_.push_back(piece_of(source, step_.type));
+    outputs_.push_back(piece_of(target, step_.type));
     if (!one) checks_.push_back({&source, 0, in});
     checks_.push_back({&target, 0, out});
   }

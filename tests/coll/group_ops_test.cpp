@@ -253,6 +253,12 @@ TEST(ArgumentTest, AreCheckedBeforeTheOperationHasANumber) {
     refused("two outputs overlap", [&] { group->all_gather_v({a, 2}, twice, f32); });
     refused("2 inputs, but 1 outputs", [&] { group->all_reduce_coalesced(two, one, f32); });
     refused("does not fit", [&] { group->all_gather_coalesced(one, odd, f32); });
+    const std::array others = {Piece{a, 1}, Piece{b, 1}};
+    const std::size_t other = r.id() == 0 ? 1 : 0;
+    refused("overlap", [&] { group->all_gather_v({others[other].data, 1}, others, f32); });
+    refused("overlap", [&] { group->reduce_scatter_v(others, others[other], f32); });
+    const std::array swapped = {others[1], others[0]};
+    refused("overlap", [&] { group->all_reduce_coalesced(others, swapped, f32); });
     refused("there is no buffer", [&] { group->broadcast_coalesced({}, f32, 0); });
     EXPECT_EQ(group->last_completed(), 0u);
     group->barrier();

@@ -210,6 +210,49 @@ TEST_P(MessageTest, WaitingWithALimitLeavesTheMessage) {
   });
 }
 
+// What one thread does to itself wakes another one, and its callback comes.
+TEST_P(MessageTest, ToItselfFromAnotherThread) {
+  RankGroup(1, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r);
+    int got = 0, again = 0;
+    const int value = 5;
+    std::atomic<bool> called{false};
+    std::jthread receiver([&] { group->recv(&got, 1, DataType::kI32, 0, {.tag = 1}); });
+    Work work = group->recv_async(&again, 1, DataType::kI32, 0, {.tag = 2},
+                                  [&](const std::exception_ptr&) { called = true; });
+    group->send(&value, 1, DataType::kI32, 0, {.tag = 2});
+    EXPECT_TRUE(called);
+    group->send(&value, 1, DataType::kI32, 0, {.tag = 1});
+    receiver.join();
+    EXPECT_EQ(got + again, 10);
+  });
+}
+
+// More than a ring holds to a rank that is busy elsewhere, while that one answers: nothing is left
+// behind.
+TEST_P(MessageTest, AFullRingDoesNotKeepAnswersBack) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r);
+    for (int round = 0; round < 20; ++round) {
+      const auto tag = static_cast<std::uint64_t>(round);
+      std::vector<int> large(5000, round);
+      int small = 0;
+      if (r.id() == 0) {
+        Region shared(*group, Place::kShared, large.size() * sizeof(int));
+        std::memcpy(shared.data(), large.data(), shared.size());
+        group->send(shared.data(), large.size(), DataType::kI32, 1, {.tag = tag});
+        for (int i = 0; i < 16; ++i) group->recv(&small, 1, DataType::kI32, 1, {.tag = 100});
+      } else {
+        for (int i = 0; i < 16; ++i) group->send(&small, 1, DataType::kI32, 0, {.tag = 100});
+        std::vector<int> got(5000);
+        group->recv(got.data(), got.size(), DataType::kI32, 0, {.tag = tag});
+        EXPECT_EQ(got, large);
+      }
+      group->barrier();
+    }
+  });
+}
+
 // Messages are apart from collectives: both may be under way, from several threads.
 TEST_P(MessageTest, BesideCollectivesFromSeveralThreads) {
   RankGroup(2, GetParam()).run([](Rank& r) {
