@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
+#include "base/concat.h"
 #include "base/error.h"
 #include "coll/group.h"
 #include "convoy/backend.h"
@@ -717,7 +718,7 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
   if (mine == ranks.end()) return nullptr;
   // Subsets of the same name are apart.
   std::string members = "members";
-  for (const int rank : ranks) members += "-" + std::to_string(rank);
+  for (const int rank : ranks) members = concat(members, "-", rank);
   const auto own = c10::make_intrusive<c10d::PrefixStore>(members, store);
   return merge(own, opts, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()));
 }

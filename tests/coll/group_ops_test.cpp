@@ -53,7 +53,8 @@ TEST_P(OpTest, EverySizePlaceAndRoot) {
          {layout.eager_bytes(), layout.slice_bytes(), layout.stage_bytes()}) {
       for (const std::size_t n : {1, 3}) {
         if (kSanitized && n == 3) continue;
-        counts.insert(counts.end(), {bytes / 4 / n - 1, bytes / 4 / n, bytes / 4 / n + 1});
+        counts.push_back(bytes / 4 / n + 1);
+        if (!kSanitized) counts.insert(counts.end(), {bytes / 4 / n - 1, bytes / 4 / n});
       }
     }
     if (!kSanitized) counts.push_back(3 * layout.stage_bytes() / 4 + 17);
@@ -68,7 +69,7 @@ TEST_P(OpTest, EverySizePlaceAndRoot) {
                         .salt = salt,
                         .places = places};
         run(*group, step);
-        run(*staged, step);
+        if (!kSanitized || places == kAllPrivate) run(*staged, step);
       }
     }
   });
