@@ -148,9 +148,9 @@ def main():
         running = start_sides(ranks, peers, max(c[4] for c in todo))
         try:
             for _, op, dtype, paths, size in (c for c in todo if c[0] == ranks):
-                for path in paths:
-                    case = (op, dtype, path, size, options.seconds)
-                    results.run(running, case, rounds)
+                cases_here = [(op, dtype, path, size, options.seconds) for path in paths]
+                results.run(running, cases_here, rounds)
+                for case in cases_here:
                     show(results, case, ranks, peers)
         finally:
             for side in running:

@@ -125,14 +125,23 @@ class Results:
     def __init__(self):
         self.times = {}  # (case without seconds, ranks) -> {(side, setting, variant): [us]}
 
-    def run(self, sides, case, rounds):
-        """`case`: op, dtype, path, bytes, seconds. The sides take turns; every round begins with
-        another one, because each inherits the caches of the one before."""
+    def run(self, sides, cases, rounds):
+        """`cases`: (op, dtype, path, bytes, seconds), alike but for the path. The sides take turns;
+        every round begins with another one, because each inherits the caches of the one before.
+        Peers know only private memory: one time of theirs counts for all paths."""
         for turn in range(rounds):
             for side in sides[turn % len(sides):] + sides[:turn % len(sides)]:
-                for variant, us in side.run(case).items():
-                    times = self.times.setdefault((case[:4], side.ranks), {})
-                    times.setdefault((side.name, side.setting, variant), []).append(us)
+                if side.name in ("openmpi", "gloo"):
+                    self.add(side, cases, side.run(cases[0]))
+                else:
+                    for case in cases:
+                        self.add(side, [case], side.run(case))
+
+    def add(self, side, cases, answer):
+        for case in cases:
+            times = self.times.setdefault((case[:4], side.ranks), {})
+            for variant, us in answer.items():
+                times.setdefault((side.name, side.setting, variant), []).append(us)
 
     def best(self, case, ranks, name):
         """(median us, setting or variant) of a side's best way; None if it was not measured."""
