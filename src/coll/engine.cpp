@@ -105,6 +105,7 @@ void Engine::abort(const std::string& why) noexcept {
 
 void Engine::run(const Call& call, std::uint64_t number) {
   const Running running{&call, number};
+  started_.store(number, std::memory_order_release);
   check_failed(running);
   if (has_table(call.signature.op)) {
     CountTable& table = layout_.table(base_, rank_, number);

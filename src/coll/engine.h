@@ -174,6 +174,7 @@ class Engine {
   Workers workers_;
   std::optional<Tuner> tuner_;  // of rank 0
   std::uint64_t step_ = 0;      // this rank's steps so far; equal in all ranks between operations
+  std::atomic<std::uint64_t> started_{0};
   std::atomic<std::uint64_t> completed_{0};
   std::atomic<bool> closing_{false};
   const bool may_read_private_;

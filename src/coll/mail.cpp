@@ -658,7 +658,10 @@ void Mail::fail_all(const std::exception_ptr& why) {
 }
 
 void Mail::break_group(ErrorKind kind, const std::string& cause) {
-  engine_.record_failure(engine_.last_completed() + 1, kind, cause);
+  // Not the collective under way: it may not need what is missing here, and all survivors must
+  // agree on whether it completed. It finds out by itself.
+  const std::uint64_t next = engine_.started_.load(std::memory_order_acquire) + 1;
+  engine_.record_failure(next, kind, cause);
   check_trouble();
 }
 
