@@ -18,7 +18,8 @@ from pathlib import Path
 import sides
 
 KB, MB = 1 << 10, 1 << 20
-# What is better than Open MPI's default for some size: found by trying, see docs/collectives.md.
+# The default (cma), and the one other way of copying within a host, which is better at many sizes.
+# Its algorithms were not searched for better ones.
 MPI_SETTINGS = {
     "default": [],
     "copy in copy out": ["--mca", "btl_vader_single_copy_mechanism", "none"],
@@ -93,7 +94,8 @@ def show(results, case, ranks, peers):
         if best:
             text += f"   {peer} {best[0] / ours[0]:6.2f} x"
             text += f" [{best[1]}]" if best[1] else ""
-    print(text, flush=True)
+    near = results.barrier_ns(case, ranks)
+    print(text + (f"   cores {near[0]}-{near[1]} ns apart" if near else ""), flush=True)
 
 
 def human(size):

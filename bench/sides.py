@@ -124,18 +124,34 @@ class Results:
 
     def __init__(self):
         self.times = {}  # (case without seconds, ranks) -> {(side, setting, variant): [us]}
+        self.barriers = {}  # the same -> [us] of a spinning barrier beside it
 
     def run(self, sides, cases, rounds):
         """`cases`: (op, dtype, path, bytes, seconds), alike but for the path. The sides take turns;
         every round begins with another one, because each inherits the caches of the one before.
         Peers know only private memory: one time of theirs counts for all paths."""
         for turn in range(rounds):
+            self.probe(sides, cases)
             for side in sides[turn % len(sides):] + sides[:turn % len(sides)]:
                 if side.name in ("openmpi", "gloo"):
                     self.add(side, cases, side.run(cases[0]))
                 else:
                     for case in cases:
                         self.add(side, [case], side.run(case))
+
+    def probe(self, sides, cases):
+        """How far apart the cores are right now: a virtual machine's are moved while it runs."""
+        for side in sides:
+            if side.name != "limit":
+                continue
+            us = min(side.run(("barrier", "f32", "private", 0, 0.001)).values())
+            for case in cases:
+                self.barriers.setdefault((case[:4], side.ranks), []).append(us)
+
+    def barrier_ns(self, case, ranks):
+        """Least and most of the probes; None without the limit."""
+        found = self.barriers.get((case[:4], ranks))
+        return [round(1e3 * min(found)), round(1e3 * max(found))] if found else None
 
     def add(self, side, cases, answer):
         for case in cases:
@@ -167,7 +183,8 @@ class Results:
                     "bench": bench, "op": op, "dtype": dtype, "path": path, "ranks": ranks,
                     "bytes": size, "ours_us": round(min(ours), 3), "peer": peer,
                     "peer_us": round(us, 3), "ratio": round(us / min(ours), 3),
-                    "setting": setting or variant})
+                    "setting": setting or variant,
+                    "barrier_ns": self.barrier_ns((op, dtype, path, size), ranks)})
         return records
 
 

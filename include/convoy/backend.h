@@ -9,8 +9,8 @@
 
 namespace convoy {
 
-// Collectives of the ranks of one host over shared memory, as a c10d::Backend: for ProcessGroup,
-// and for everything else that takes one (torch's functional collectives, DDP, DTensor).
+// Collectives of the ranks of one host over shared memory, as a c10d::Backend: for torch's own
+// ProcessGroup, and for programs that call it directly.
 //
 // Tensors may have any strides; what is not contiguous is copied. Tensors of allocateTensor() are
 // worked on in place by all ranks. Operations run in the order of their calls, which must be the
@@ -46,6 +46,7 @@ class ConvoyBackend final : public c10d::Backend {
                                            const c10d::BroadcastOptions& opts = {}) override;
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& opts = {}) override;
+  // Sums. How many entries there are, and where, is exchanged before it returns, also with asyncOp.
   c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
                                                   const c10d::AllreduceOptions& opts = {}) override;
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(

@@ -46,9 +46,9 @@ class [[nodiscard]] Work {
 // are issued, which must be the same on all ranks; groups are independent of each other. Methods
 // may be called from any thread, but then it is the caller who keeps the order equal on all ranks.
 //
-// Synchronous calls run on the calling thread and allocate nothing; asynchronous ones on the
-// group's progress thread, started by the first of them. All throw Error; what an error leaves is
-// said in docs/collectives.md.
+// Synchronous calls run on the calling thread and, those on single buffers, allocate nothing;
+// asynchronous ones on the group's progress thread, started by the first of them. All throw Error;
+// what an error leaves is said in docs/collectives.md.
 class Group {
  public:
   // Called when an operation has finished, on the thread that finished it; nullptr: it succeeded.

@@ -34,6 +34,12 @@ enum class StoreHint {
   kStreaming,  // results bypass the caches where the CPU can do so
 };
 
+// For results of so many bytes that are not used at once: what will not be found in a cache anyway
+// need not go there.
+constexpr StoreHint hint_for_output(std::size_t bytes) {
+  return bytes >= std::size_t{16} << 20 ? StoreHint::kStreaming : StoreHint::kCached;
+}
+
 // Throws kInvalidArgument naming type and operation where the combination has no meaning: bitwise
 // operations on floats and complex, min and max on complex, avg on bool, premul_sum on integers and
 // bool.

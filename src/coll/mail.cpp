@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "base/error.h"
 #include "base/loop.h"
@@ -11,32 +10,10 @@
 namespace convoy::coll {
 namespace {
 
-constexpr std::size_t kBounceBytes = Bounce::kData + Bounce::kChunk * Bounce::kChunks;
-constexpr std::size_t kSpareBounces = 4;
 constexpr std::chrono::milliseconds kAwake(1);
 constexpr int kShortWait = 200;
 // What may wait to be received.
 constexpr std::size_t kMostUnexpected = std::size_t{1} << 30;
-// Copied at once from shared memory, so that other messages get their turn.
-constexpr std::size_t kStride = std::size_t{1} << 20;
-// Copies of at least so many bytes bypass the caches.
-constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
-
-template <class Value>
-Value body_as(const std::array<std::byte, Letter::kBodyBytes>& body) {
-  Value value;
-  std::memcpy(&value, body.data(), sizeof value);
-  return value;
-}
-
-template <class Value>
-std::span<const std::byte> bytes_of(const Value& value) {
-  return {reinterpret_cast<const std::byte*>(&value), sizeof value};
-}
-
-std::string elements(std::size_t bytes, DataType type) {
-  return concat(bytes / size_of(type), " x ", to_string(type));
-}
 
 }  // namespace
 
@@ -50,11 +27,11 @@ Mail::Mail(Engine& engine, std::function<std::shared_ptr<void>()> keep)
 Mail::~Mail() { close(); }
 
 std::string Mail::describe(const Transfer& transfer) const {
-  return concat(transfer.sends ? "send of " : "recv of ", elements(transfer.bytes, transfer.type),
-                transfer.sends ? " to " : " from ",
-                transfer.peer < 0 ? "any rank" : concat("rank ", transfer.peer), ", tag ",
-                transfer.tag, ", group \"", engine_.name(), "\", rank ", rank_, " of ", size_,
-                ": ");
+  return concat(
+      transfer.sends ? "send of " : "recv of ", describe_elements(transfer.bytes, transfer.type),
+      transfer.sends ? " to " : " from ",
+      transfer.peer < 0 ? "any rank" : concat("rank ", transfer.peer), ", tag ", transfer.tag,
+      ", group \"", engine_.name(), "\", rank ", rank_, " of ", size_, ": ");
 }
 
 std::exception_ptr Mail::error(const Transfer& transfer, ErrorKind kind,
@@ -62,8 +39,7 @@ std::exception_ptr Mail::error(const Transfer& transfer, ErrorKind kind,
   return std::make_exception_ptr(Error(kind, describe(transfer) + text));
 }
 
-// --- the public side
-// ------------------------------------------------------------------------------
+// --- the public side ---
 
 bool Mail::try_send(const Transfer& send) {
   if (send.bytes > Letter::kBodyBytes || send.peer == rank_) return false;
@@ -117,7 +93,7 @@ void Mail::run(std::span<Transfer> transfers) {
   const auto all_done = [&] {
     return std::all_of(transfers.begin(), transfers.end(), [&](const Transfer& transfer) {
       if (!transfer.done) return false;
-      return transfer.source < 0 ||
+      return transfer.source < 0 || transfer.deadline.expired() ||
              peers_[static_cast<std::size_t>(transfer.source)].answers.empty();
     });
   };
@@ -191,8 +167,7 @@ void Mail::close() {
   }
 }
 
-// --- waiting
-// --------------------------------------------------------------------------------------
+// --- waiting ---
 
 // Moves messages along until done() is true; the lock is given away between looks.
 template <class Done>
@@ -294,8 +269,7 @@ Deadline Mail::next_deadline() const {
   return next;
 }
 
-// --- letters
-// --------------------------------------------------------------------------------------
+// --- beginning and end of a transfer ---
 
 void Mail::post(Transfer& transfer) {
   mark_used();
@@ -321,311 +295,6 @@ void Mail::post(Transfer& transfer) {
   finish(transfer);
 }
 
-// One look at everything; true if something moved.
-bool Mail::progress() {
-  if (stopped_) return false;
-  bool moved = false;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    moved |= take_letters(r);
-    moved |= write_letters(r);
-    moved |= fill_bounces(r);
-    moved |= copy_arriving(r);
-  }
-  return moved;
-}
-
-void Mail::ring(int rank) noexcept {
-  full_fence();
-  WaitWord& mail = engine_.head(rank).mail;
-  if (mail.sleepers.load(std::memory_order_relaxed) == 0) return;
-  mail.value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(mail.value);
-}
-
-bool Mail::has_room(int rank) {
-  Channel& channel = engine_.layout_.channel(engine_.base_, rank_, rank);
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  // The receiver's line is looked at once a round of the ring.
-  if (peer.written - peer.seen_taken < Channel::kLetters) return true;
-  const auto full = [&] {
-    peer.seen_taken = channel.taken.load(std::memory_order_acquire);
-    return peer.written - peer.seen_taken >= Channel::kLetters;
-  };
-  if (!full()) return true;
-  channel.blocked.store(1, std::memory_order_seq_cst);
-  full_fence();
-  return !full();
-}
-
-void Mail::write(int rank, const Letter::Header& header, std::span<const std::byte> body) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  const std::uint64_t number = ++peer.written;
-  Letter& letter = engine_.layout_.channel(engine_.base_, rank_, rank).letter(number);
-  letter.header = header;
-  std::copy(body.begin(), body.end(), letter.body.begin());
-  letter.number.store(number, std::memory_order_release);
-  ring(rank);
-}
-
-bool Mail::write_letters(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  bool moved = false;
-  while (!peer.answers.empty() && has_room(rank)) {
-    write(rank, peer.answers.front().header, peer.answers.front().body);
-    peer.answers.pop_front();
-    moved = true;
-  }
-  while (!peer.outgoing.empty() && has_room(rank)) {
-    Transfer& send = *peer.outgoing.front();
-    peer.outgoing.pop_front();
-    write_send(rank, send);
-    moved = true;
-  }
-  return moved;
-}
-
-void Mail::write_send(int rank, Transfer& send) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  Letter::Header header{send.tag, send.bytes, send.type, Letter::Kind::kInline};
-  if (send.bytes <= Letter::kBodyBytes) {
-    write(rank, header, {send.data, send.bytes});
-    return finish(send);
-  }
-  if (send.bytes <= engine_.layout_.letter_bytes()) {
-    header.kind = Letter::Kind::kPayload;
-    std::memcpy(engine_.layout_.letter_payload(engine_.base_, rank_, rank, peer.written + 1),
-                send.data, send.bytes);
-    write(rank, header, {});
-    return finish(send);
-  }
-  auto& fabric = shm::Fabric::instance();
-  shm::Location place = fabric.locate(send.data, send.bytes);
-  header.kind = Letter::Kind::kShared;
-  if (!place) {
-    header.kind = Letter::Kind::kBounce;
-    try {
-      if (spare_.empty()) {
-        send.bounce = fabric.allocate(kBounceBytes);
-      } else {
-        send.bounce = std::move(spare_.back());
-        spare_.pop_back();
-      }
-    } catch (const Error& failure) {
-      return finish(send, error(send, failure.kind(), failure.what()));
-    }
-    new (send.bounce.data()) Bounce;
-    place = send.bounce.location();
-  }
-  peer.unanswered[peer.written + 1] = &send;
-  write(rank, header, bytes_of(place));
-}
-
-bool Mail::take_letters(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  Channel& channel = engine_.layout_.channel(engine_.base_, rank, rank_);
-  bool moved = false;
-  for (;; moved = true) {
-    const std::uint64_t number = peer.taken + 1;
-    const Letter& letter = channel.letter(number);
-    if (letter.number.load(std::memory_order_acquire) != number) break;
-    Received received{number, letter.header, letter.body, {}};
-    const std::byte* payload =
-        letter.header.kind == Letter::Kind::kPayload
-            ? engine_.layout_.letter_payload(engine_.base_, rank, rank_, number)
-            : nullptr;
-    const bool is_answer =
-        letter.header.kind == Letter::Kind::kAnswer || letter.header.kind == Letter::Kind::kRefusal;
-    if (is_answer) {
-      handle_answer(rank, received);
-    } else {
-      receive_letter(rank, std::move(received), payload);
-    }
-    took(rank, number);
-  }
-  return moved;
-}
-
-// A sender that waits for room has filled the ring: among the letters that are in it then there are
-// some at which this looks.
-void Mail::took(int rank, std::uint64_t number) {
-  Channel& channel = engine_.layout_.channel(engine_.base_, rank, rank_);
-  peers_[static_cast<std::size_t>(rank)].taken = number;
-  channel.taken.store(number, std::memory_order_release);
-  if (number % (Channel::kLetters / 2) != 0) return;
-  full_fence();
-  if (channel.blocked.load(std::memory_order_relaxed) == 0) return;
-  channel.blocked.store(0, std::memory_order_relaxed);
-  ring(rank);
-}
-
-void Mail::handle_answer(int rank, const Received& letter) {
-  auto& unanswered = peers_[static_cast<std::size_t>(rank)].unanswered;
-  const auto found = unanswered.find(body_as<std::uint64_t>(letter.body));
-  if (found == unanswered.end()) return;
-  Transfer& send = *found->second;
-  unanswered.erase(found);
-  release_bounce(send);
-  if (letter.header.kind == Letter::Kind::kAnswer) return finish(send);
-  finish(send,
-         error(send, ErrorKind::kInvalidArgument,
-               concat("rank ", rank, " expects ", elements(letter.header.bytes, letter.header.type),
-                      "; nothing was received")));
-}
-
-void Mail::release_bounce(Transfer& transfer) {
-  if (!transfer.bounce) return;
-  if (spare_.size() < kSpareBounces) spare_.push_back(std::move(transfer.bounce));
-  transfer.bounce = {};
-}
-
-// --- receiving
-// ------------------------------------------------------------------------------------
-
-void Mail::receive_letter(int rank, Received letter, const std::byte* payload) {
-  for (auto it = receives_.begin(); it != receives_.end(); ++it) {
-    Transfer& receive = **it;
-    if ((receive.peer >= 0 && receive.peer != rank) || receive.tag != letter.header.tag) continue;
-    receives_.erase(it);
-    return deliver(receive, rank, std::move(letter), payload);
-  }
-  // Nobody waits for it yet; the ring must not be kept.
-  if (payload) letter.data.assign(payload, payload + letter.header.bytes);
-  unexpected_bytes_ += sizeof letter + letter.data.size();
-  peers_[static_cast<std::size_t>(rank)].unexpected.push_back(std::move(letter));
-}
-
-bool Mail::deliver_unexpected(Transfer& receive) {
-  for (int i = 0; i < size_; ++i) {
-    // Another rank's turn each time, so that none is forgotten by a receive from any.
-    const int rank = receive.peer >= 0 ? receive.peer : (last_any_ + 1 + i) % size_;
-    auto& unexpected = peers_[static_cast<std::size_t>(rank)].unexpected;
-    const auto found =
-        std::find_if(unexpected.begin(), unexpected.end(),
-                     [&](const Received& letter) { return letter.header.tag == receive.tag; });
-    if (found != unexpected.end()) {
-      Received letter = std::move(*found);
-      unexpected.erase(found);
-      unexpected_bytes_ -= sizeof letter + letter.data.size();
-      if (receive.peer < 0) last_any_ = rank;
-      const std::byte* data = letter.data.data();
-      deliver(receive, rank, std::move(letter), data);
-      return true;
-    }
-    if (receive.peer >= 0) break;
-  }
-  return false;
-}
-
-void Mail::deliver(Transfer& receive, int rank, Received letter, const std::byte* data) {
-  const Letter::Header& header = letter.header;
-  const bool large = header.kind == Letter::Kind::kShared || header.kind == Letter::Kind::kBounce;
-  receive.source = rank;
-  if (header.bytes != receive.bytes || header.type != receive.type) {
-    if (large) answer(rank, letter, Letter::Kind::kRefusal, receive);
-    return finish(receive,
-                  error(receive, ErrorKind::kInvalidArgument,
-                        concat("rank ", rank, " sent ", elements(header.bytes, header.type),
-                               "; nothing was received")));
-  }
-  if (!large) {
-    if (header.kind == Letter::Kind::kInline) data = letter.body.data();
-    if (receive.bytes != 0) std::memcpy(receive.data, data, receive.bytes);
-    return finish(receive);
-  }
-  std::byte* from = nullptr;
-  try {
-    const bool bounce = header.kind == Letter::Kind::kBounce;
-    from = engine_.mesh_->resolve(rank, body_as<shm::Location>(letter.body),
-                                  bounce ? kBounceBytes : header.bytes, receive.deadline);
-  } catch (const Error& failure) {
-    answer(rank, letter, Letter::Kind::kRefusal, receive);
-    return finish(receive, error(receive, failure.kind(), failure.what()));
-  }
-  peers_[static_cast<std::size_t>(rank)].arriving.push_back({&receive, std::move(letter), from});
-}
-
-void Mail::answer(int rank, const Received& letter, Letter::Kind kind, const Transfer& receive) {
-  Received reply{0, {letter.header.tag, receive.bytes, receive.type, kind}, {}, {}};
-  std::memcpy(reply.body.data(), &letter.number, sizeof letter.number);
-  peers_[static_cast<std::size_t>(rank)].answers.push_back(std::move(reply));
-  write_letters(rank);
-}
-
-// Copies what is there of every large message from this rank.
-bool Mail::copy_arriving(int rank) {
-  auto& arriving = peers_[static_cast<std::size_t>(rank)].arriving;
-  bool moved = false;
-  for (auto it = arriving.begin(); it != arriving.end();) {
-    Transfer& receive = *it->receive;
-    const auto hint = receive.bytes >= kBeyondCaches ? StoreHint::kStreaming : StoreHint::kCached;
-    const bool shared = it->letter.header.kind == Letter::Kind::kShared;
-    if (shared) {
-      const std::size_t bytes = std::min(kStride, receive.bytes - receive.moved);
-      copy(receive.data + receive.moved, it->from + receive.moved, bytes, hint);
-      receive.moved += bytes;
-      moved = true;
-    } else {
-      auto& bounce = *reinterpret_cast<Bounce*>(it->from);
-      // Once all is emptied the block is the sender's again.
-      while (receive.moved < receive.bytes &&
-             bounce.filled.load(std::memory_order_acquire) > receive.moved) {
-        const std::size_t chunk = receive.moved / Bounce::kChunk % Bounce::kChunks;
-        const std::size_t bytes = std::min(Bounce::kChunk, receive.bytes - receive.moved);
-        copy(receive.data + receive.moved, it->from + Bounce::kData + chunk * Bounce::kChunk, bytes,
-             hint);
-        receive.moved += bytes;
-        bounce.emptied.store(receive.moved, std::memory_order_release);
-        ring(rank);
-        moved = true;
-      }
-    }
-    if (receive.moved < receive.bytes) {
-      ++it;
-      continue;
-    }
-    if (shared) answer(rank, it->letter, Letter::Kind::kAnswer, receive);
-    it = arriving.erase(it);
-    finish(receive);
-  }
-  return moved;
-}
-
-// Puts more of every large private message to this rank into its bounce block.
-bool Mail::fill_bounces(int rank) {
-  auto& unanswered = peers_[static_cast<std::size_t>(rank)].unanswered;
-  bool moved = false;
-  for (auto it = unanswered.begin(); it != unanswered.end();) {
-    Transfer& send = *it->second;
-    if (!send.bounce) {
-      ++it;
-      continue;
-    }
-    std::byte* memory = send.bounce.data();
-    auto& bounce = *reinterpret_cast<Bounce*>(memory);
-    const std::uint64_t emptied = bounce.emptied.load(std::memory_order_acquire);
-    while (send.moved < send.bytes && send.moved < emptied + Bounce::kChunk * Bounce::kChunks) {
-      const std::size_t chunk = send.moved / Bounce::kChunk % Bounce::kChunks;
-      const std::size_t bytes = std::min(Bounce::kChunk, send.bytes - send.moved);
-      copy(memory + Bounce::kData + chunk * Bounce::kChunk, send.data + send.moved, bytes,
-           StoreHint::kCached);
-      send.moved += bytes;
-      bounce.filled.store(send.moved, std::memory_order_release);
-      ring(rank);
-      moved = true;
-    }
-    if (emptied < send.bytes) {
-      ++it;
-      continue;
-    }
-    it = unanswered.erase(it);
-    release_bounce(send);
-    finish(send);
-    moved = true;
-  }
-  return moved;
-}
-
 void Mail::finish(Transfer& transfer, const std::exception_ptr& failure) {
   const auto keep = std::move(transfer.self);  // from now on a Work, if anyone, has it
   if (keep) --asynchronous_;
@@ -635,8 +304,7 @@ void Mail::finish(Transfer& transfer, const std::exception_ptr& failure) {
   if (transfer.callback) callbacks_.emplace_back(std::move(transfer.callback), failure);
 }
 
-// --- failing
-// --------------------------------------------------------------------------------------
+// --- failing ---
 
 void Mail::fail_all(const std::exception_ptr& why) {
   // Peers may still look at what is theirs to copy.

@@ -11,11 +11,6 @@
 #include "coll/movement.h"
 
 namespace convoy::coll {
-namespace {
-
-constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
-
-}  // namespace
 
 void Engine::move(const Running& running) {
   const Movement movement(*running.call, rank_, size_, [&](int r) -> const CountTable& {
@@ -130,9 +125,7 @@ void Engine::pull_shared(const Running& running, const Movement& movement, int s
 // mine in round t".
 void Engine::move_staged(const Running& running, const Movement& movement, Way way) {
   const StoreHint staging = store_hint(way);
-  // What will not be found in a cache anyway need not go there.
-  const StoreHint writing =
-      running.call->output_bytes >= kBeyondCaches ? StoreHint::kStreaming : StoreHint::kCached;
+  const StoreHint writing = hint_for_output(running.call->output_bytes);
   // Only one rank, or all of them, want a source's bytes: the whole buffer is for them.
   const OpKind kind = running.call->signature.op;
   const bool whole = movement.multicast() || kind == OpKind::kGather || kind == OpKind::kGatherV;

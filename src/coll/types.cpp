@@ -1,5 +1,7 @@
 #include "coll/types.h"
 
+#include "base/concat.h"
+
 #include <array>
 
 #include "base/error.h"
@@ -57,6 +59,10 @@ std::string_view to_string(ReduceOp op) {
          kOps.size() - 1, ")");
   }
   return kOps[index];
+}
+
+std::string describe_elements(std::size_t bytes, DataType type) {
+  return concat(bytes / size_of(type), " x ", to_string(type));
 }
 
 }  // namespace convoy::coll

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace convoy::coll {
@@ -49,6 +50,8 @@ struct Piece {
 };
 
 std::size_t size_of(DataType type);
+// "12 x f32": so many bytes as elements.
+std::string describe_elements(std::size_t bytes, DataType type);
 // "f32", "bf16", "f8e4m3", "c64", ...
 std::string_view to_string(DataType type);
 // "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum".

@@ -104,8 +104,7 @@ std::vector<Piece> cut(const Piece& whole, const at::Tensor& tensor,
 
 }  // namespace
 
-// --- one operation
-// --------------------------------------------------------------------------------
+// --- one operation ---
 
 class ConvoyBackend::Impl {
  public:
@@ -206,8 +205,7 @@ c10::intrusive_ptr<c10d::Backend::Options> ConvoyBackend::getBackendOptions() {
 
 void ConvoyBackend::setTimeout(std::chrono::milliseconds timeout) { impl_->set_timeout(timeout); }
 
-// --- combining
-// ------------------------------------------------------------------------------------
+// --- combining ---
 
 WorkPtr ConvoyBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const auto refuse = refuse_as("allreduce");
@@ -392,8 +390,7 @@ WorkPtr ConvoyBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
   });
 }
 
-// --- moving
-// ---------------------------------------------------------------------------------------
+// --- moving ---
 
 WorkPtr ConvoyBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const auto refuse = refuse_as("broadcast");
@@ -657,8 +654,7 @@ WorkPtr ConvoyBackend::alltoall(Tensors& outputs, Tensors& inputs,
   });
 }
 
-// --- messages
-// -------------------------------------------------------------------------------------
+// --- messages ---
 
 WorkPtr ConvoyBackend::send(Tensors& tensors, int target, int tag) {
   c10d::assertSingleElement(refuse_as("send"), tensors);
@@ -706,8 +702,7 @@ void ConvoyBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool) {
   impl_->group().monitored_barrier(impl_->call(opts.timeout));
 }
 
-// --- the group
-// ------------------------------------------------------------------------------------
+// --- the group ---
 
 uint64_t ConvoyBackend::getSequenceNumberForGroup() { return impl_->number(); }
 

@@ -13,12 +13,6 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::HasSubstr;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 constexpr std::uint64_t kAllPrivate = 0, kAllShared = ~std::uint64_t{0},
                         kMixed = 0x5a3c96e1d2b478f0;
 

@@ -12,12 +12,6 @@
 namespace convoy::coll::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 // A step, and how it is run.
 struct Turn {
   int group = 0;

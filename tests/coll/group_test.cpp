@@ -15,12 +15,6 @@ namespace {
 
 using testing::HasSubstr;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 class GroupTest : public testing::TestWithParam<RankMode> {};
 INSTANTIATE_TEST_SUITE_P(Modes, GroupTest, convoy::test::rank_modes(),
                          convoy::test::rank_mode_name);

@@ -28,6 +28,13 @@ inline std::shared_ptr<Group> make_group(const Rank& rank, const std::string& na
   return Group::create(with_prefix(rank.store(), name), rank.id(), rank.size(), options);
 }
 
+// Where a loop over bytes takes minutes: fewer sizes must do.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // At once: a sanitizer looks at every single access of a loop over bytes.
 inline bool same(const Buffer& a, const Buffer& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);

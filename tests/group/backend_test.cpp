@@ -317,6 +317,9 @@ TEST_P(BackendTest, WorkAndFuture) {
     expect_equal(work->result()[0], full(3, {1000}));
     EXPECT_EQ(work->getSequencenumber(), 1u);
     EXPECT_GE(work->getDuration(), 0);
+    const auto verdict = work->getFutureResult();
+    verdict->wait();
+    EXPECT_EQ(verdict->value().toInt(), static_cast<int>(c10d::WorkResult::SUCCESS));
     EXPECT_EQ(backend->getSequenceNumberForGroup(), 1u);
     // An error reaches the future too; the group goes on.
     Tensors other = {full(1, {3 + r.id()})};
