@@ -91,8 +91,21 @@ class ConvoyBackend final : public c10d::Backend {
                                       int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts = {}) override;
-  // Every rank enforces the deadline and names every missing rank, whatever `wait_all` says.
+  // Every rank enforces the deadline, rank 0 first, and names every missing rank, whatever
+  // `wait_all` says: that only chooses between Gloo's two texts in front.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all = false) override;
+
+  // Operations that this thread calls in between count as one: messages go as one batch, in no
+  // order among each other; the Work of the end is done when all are.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  // Called at the end of each operation, on the thread that ended it; must not wait for the group.
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  // Blocks until everything that was begun has ended; each has a deadline.
+  void waitForPendingWorks() override;
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/guarded.h"
 #include "coll/call.h"
 #include "coll/mesh.h"
 #include "coll/workers.h"
@@ -60,6 +61,7 @@ class Engine {
   // Wakes a run() of this rank and lets it fail; the rank then leaves the group. Idempotent.
   void close() noexcept;
   bool broken() const;
+  std::vector<int> late_ranks() { return *late_ranks_.lock(); }
   // Wakes everyone who sleeps in this group, on every rank.
   void wake_all() noexcept;
   std::uint64_t last_completed() const { return completed_.load(std::memory_order_acquire); }
@@ -171,6 +173,7 @@ class Engine {
   std::byte* base_ = nullptr;
   WaitPolicy policy_;
   std::shared_ptr<Bell> bell_;
+  Guarded<std::vector<int>> late_ranks_;
   Workers workers_;
   std::optional<Tuner> tuner_;  // of rank 0
   std::uint64_t step_ = 0;      // this rank's steps so far; equal in all ranks between operations

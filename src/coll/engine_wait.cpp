@@ -192,7 +192,8 @@ std::string Engine::describe_late(int rank) const {
 }
 
 void Engine::fail_late(const Running& running, const std::vector<int>& late) {
-  std::string text = "timed out";
+  *late_ranks_.lock() = late;
+  std::string text = "Timed out waiting";
   for (const int r : late) {
     const auto& process = mesh_->process(r);
     const auto state = process_state(process.pid);

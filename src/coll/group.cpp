@@ -504,6 +504,8 @@ shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().a
 void Group::abort(const std::string& why) { impl_->engine().abort(why); }
 void Group::close() { impl_->close(); }
 bool Group::broken() const { return impl_->engine().broken(); }
+
+std::vector<int> Group::late_ranks() const { return impl_->engine().late_ranks(); }
 std::uint64_t Group::last_completed() const { return impl_->engine().last_completed(); }
 
 Transfer Group::Impl::transfer(const Message& message) const {

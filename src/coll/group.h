@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "coll/options.h"
 #include "convoy/deadline.h"
@@ -198,6 +199,9 @@ class Group {
   // Leaves as the destructor does; operations under way and later ones fail on this rank.
   void close();
   bool broken() const;
+  // Those whom this rank's time-out, which broke the group, found missing; empty if it was
+  // another's.
+  std::vector<int> late_ranks() const;
   // Number of the last operation that completed here.
   std::uint64_t last_completed() const;
 

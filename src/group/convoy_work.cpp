@@ -6,47 +6,102 @@
 #include "base/log.h"
 
 namespace convoy {
+namespace {
 
-ConvoyWork::ConvoyWork(int rank, c10d::OpType op, const char* title,
-                       const std::optional<std::vector<at::Tensor>>& inputs,
-                       std::vector<at::Tensor> outputs)
-    : Work(rank, op, title, inputs),
-      outputs_(std::move(outputs)),
-      future_(
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-      start_(std::chrono::steady_clock::now()) {}
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-void ConvoyWork::attach(coll::Work work, std::uint64_t number) {
-  work_ = std::move(work);
-  number_ = number;
+FuturePtr make_tensors_future() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 }
 
-void ConvoyWork::complete(const std::exception_ptr& error) {
-  end_ = std::chrono::steady_clock::now();
-  finish(error);
-  // What users attached to the future runs here, and must not stop the group.
+// What users attached to the future runs here, and must not stop the group.
+void settle(const FuturePtr& future, const std::exception_ptr& error,
+            const std::vector<at::Tensor>& outputs) {
   try {
     if (error) {
-      future_->setError(error);
+      future->setError(error);
     } else {
-      future_->markCompleted(c10::IValue(outputs_));
+      future->markCompleted(c10::IValue(outputs));
     }
   } catch (const std::exception& thrown) {
     log_warn("a callback of an operation's future threw: ", thrown.what());
   }
 }
 
+}  // namespace
+
+void Completions::set_hook(Hook hook) {
+  state_.lock()->hook = std::make_shared<const Hook>(std::move(hook));
+  hooked_.store(true, std::memory_order_release);
+}
+
+void Completions::begin() { ++state_.lock()->pending; }
+
+void Completions::end() {
+  --state_.lock()->pending;
+  state_.notify();
+}
+
+void Completions::tell(c10d::OpType op, std::uint64_t number, Clock::time_point start) {
+  if (!hooked_.load(std::memory_order_acquire)) return;
+  const auto hook = state_.lock()->hook;
+  const auto now = Clock::now();
+  try {
+    (*hook)(std::make_shared<c10d::WorkInfo>(op, number, start, now, now - start));
+  } catch (const std::exception& thrown) {
+    log_warn("a completion hook threw: ", thrown.what());
+  }
+}
+
+void Completions::wait_for_all() {
+  auto state = state_.lock();
+  state.wait(Deadline::never(), [&] { return state->pending == 0; });
+}
+
+ConvoyWork::ConvoyWork(const Description& what,
+                       const std::optional<std::vector<at::Tensor>>& inputs,
+                       std::vector<at::Tensor> outputs, std::shared_ptr<Completions> completions)
+    : Work(what.rank, what.op, what.title, inputs),
+      outputs_(std::move(outputs)),
+      future_(make_tensors_future()),
+      completions_(std::move(completions)),
+      start_(Completions::Clock::now()),
+      number_(what.number) {
+  completions_->begin();
+}
+
+void ConvoyWork::give_up() { completions_->end(); }
+
+void ConvoyWork::complete_after(const std::function<void()>& end, std::exception_ptr error) {
+  if (!error) {
+    try {
+      end();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  end_ = Completions::Clock::now();
+  finish(error);
+  settle(future_, error, outputs_);
+  completions_->tell(opType_, number_, start_);
+  completions_->end();
+}
+
 bool ConvoyWork::wait(std::chrono::milliseconds timeout) {
-  // If it is its turn, it runs right here. Its error comes through complete().
+  if (!work_) {
+    fail(ErrorKind::kInvalidArgument,
+         "wait(): the operation is part of a coalescing block; end the block first");
+  }
+  // If it is its turn, it runs right here. Its error comes through complete_after().
   try {
     if (timeout == kNoTimeout) {
-      work_.wait();
-    } else if (!work_.wait(timeout)) {
+      work_->wait();
+    } else if (!work_->wait(timeout)) {
       fail(ErrorKind::kTimeout, "wait of ", timeout.count(),
            " ms: Timed out waiting for the operation, which goes on until its own deadline");
     }
   } catch (const Error&) {
-    if (!work_.done()) throw;
+    if (!work_->done()) throw;
   }
   return Work::wait(kNoTimeout);  // the results are where they belong
 }
@@ -55,7 +110,7 @@ void ConvoyWork::abort() {
   fail(ErrorKind::kUnsupported, "one operation cannot be aborted; abort its group");
 }
 
-int ConvoyWork::sourceRank() const { return work_.source(); }
+int ConvoyWork::sourceRank() const { return work_ ? work_->source() : -1; }
 
 std::vector<at::Tensor> ConvoyWork::result() {
   if (!isCompleted()) {
@@ -64,7 +119,7 @@ std::vector<at::Tensor> ConvoyWork::result() {
   return outputs_;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> ConvoyWork::getFutureResult() {
+FuturePtr ConvoyWork::getFutureResult() {
   auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   future_->addCallback([result](c10::ivalue::Future& done) {
     const auto value = done.hasError() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
@@ -78,6 +133,65 @@ float ConvoyWork::getDuration() const {
     fail(ErrorKind::kInvalidArgument, "getDuration(): the operation has not completed");
   }
   return std::chrono::duration<float, std::milli>(end_ - start_).count();
+}
+
+CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : Work(rank, c10d::OpType::COALESCED),
+      works_(std::move(works)),
+      future_(make_tensors_future()) {
+  // Not `this`: the futures may outlive it.
+  auto left = std::make_shared<std::atomic<std::size_t>>(works_.size());
+  for (const auto& one : works_) {
+    one->getFuture()->addCallback([left, works = works_, future = future_](auto&) {
+      if (left->fetch_sub(1) != 1) return;
+      std::exception_ptr error;
+      std::vector<at::Tensor> all;
+      for (const auto& work : works) {
+        if (!work->isSuccess()) {
+          error = work->exception();
+          break;
+        }
+        const auto part = work->result();
+        all.insert(all.end(), part.begin(), part.end());
+      }
+      settle(future, error, all);
+    });
+  }
+}
+
+bool CoalescedWork::isCompleted() {
+  for (const auto& work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  return true;
+}
+
+bool CoalescedWork::isSuccess() const { return !exception(); }
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  const auto deadline = Deadline::after(timeout);
+  for (const auto& work : works_) {
+    const bool limited = timeout != kNoTimeout;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+    work->wait(limited ? std::max(left, std::chrono::milliseconds(1)) : kNoTimeout);
+  }
+  return true;
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    const auto part = work->result();
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
 }
 
 }  // namespace convoy

@@ -332,7 +332,7 @@ TEST_P(MessageTest, TheDeadlineBreaksTheGroup) {
                     group->recv(&value, 1, DataType::kI32, 1, {.tag = 9, .timeout = 100ms});
                   }),
                   AllOf(HasSubstr("timeout"), HasSubstr("recv of 1 x i32 from rank 1, tag 9"),
-                        HasSubstr("timed out"), HasSubstr("rank 1 (pid ")));
+                        HasSubstr(" Timed out "), HasSubstr("rank 1 (pid ")));
       EXPECT_TRUE(group->broken());
     } else {
       // Its own wait ends with the same cause, long before its deadline.
