@@ -39,6 +39,7 @@ TORCH_FREE = CORE + ["launch"]
 # Public header -> its layer. "all" is the header that includes the others: for users only.
 PUBLIC_HEADERS = {
     "deadline.h": "base",
+    "reduce_op.h": "base",
     "error.h": "base",
     "version.h": "base",
     "store.h": "store",
@@ -46,6 +47,9 @@ PUBLIC_HEADERS = {
     "backend.h": "group",
     "c10d_store.h": "group",
     "group.h": "group",
+    "init.h": "group",
+    "nn.h": "group",
+    "work.h": "group",
     "share.h": "share",
     "ddp.h": "ddp",
     "reducer.h": "ddp",

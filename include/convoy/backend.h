@@ -90,6 +90,11 @@ class ConvoyBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source,
                                       int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  // With a time-out of their own, which c10d's have not; source -1: anyone.
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int target, int tag,
+                                      std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag,
+                                      std::chrono::milliseconds timeout);
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts = {}) override;
   // Every rank enforces the deadline, rank 0 first, and names every missing rank, whatever
   // `wait_all` says: that only chooses between Gloo's two texts in front.
@@ -100,6 +105,8 @@ class ConvoyBackend final : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+  // Instead of the end: messages of the block are not sent, collectives that were begun go on.
+  void cancelCoalescing();
 
   // Called at the end of each operation, on the thread that ended it; must not wait for the group.
   void registerOnCompletionHook(

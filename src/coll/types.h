@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "convoy/reduce_op.h"
+
 namespace convoy::coll {
 
 // Element types of the collectives. Values are part of the fingerprint that ranks compare: only
@@ -30,17 +32,7 @@ enum class DataType : std::uint8_t {
 };
 inline constexpr int kDataTypes = 17;
 
-enum class ReduceOp : std::uint8_t {
-  kSum,
-  kAvg,  // sum divided by the number of ranks
-  kProduct,
-  kMin,
-  kMax,
-  kBand,
-  kBor,
-  kBxor,
-  kPremulSum,  // sum of factor * source
-};
+using convoy::ReduceOp;  // its values are part of the fingerprint too
 inline constexpr int kReduceOps = 9;
 
 // Elements in memory: one of several buffers of an operation.

@@ -80,7 +80,7 @@ class ConvoyBackend::Impl {
   template <class Start>
   WorkPtr submit(Job job, const Start& start);
   // A message: a part of a batch while this thread coalesces.
-  WorkPtr submit(Job job, const coll::Message& message);
+  WorkPtr submit(Job job, const coll::Message& message, std::chrono::nanoseconds timeout);
   // An operation that is carried out by run(group) on this thread, without allocating; no Work.
   template <class Run>
   WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, const Run& run);
@@ -89,6 +89,7 @@ class ConvoyBackend::Impl {
 
   void start_coalescing();
   WorkPtr end_coalescing();
+  void cancel_coalescing();
 
  private:
   struct Letter {
@@ -106,6 +107,7 @@ class ConvoyBackend::Impl {
     return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
   c10::intrusive_ptr<ConvoyWork> make_work(const Job& job);
+  Block take_block(const char* caller);
   WorkPtr send_batch(std::vector<Letter> letters);
 
   const c10::intrusive_ptr<Options> options_;

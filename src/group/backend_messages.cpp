@@ -27,41 +27,56 @@ std::string monitored_barrier_text(int rank, const std::vector<int>& late, bool 
 // --- messages ---
 
 WorkPtr ConvoyBackend::send(Tensors& tensors, int target, int tag) {
-  c10d::assertSingleElement(refuse_as("send"), tensors);
-  Impl::Job job{OpType::SEND, "convoy:send", true, tensors, tensors};
-  const Piece piece = job.packing->input(tensors[0]);
-  return impl_->submit(std::move(job), {.kind = coll::Message::Kind::kSend,
-                                        .data = piece.data,
-                                        .count = piece.count,
-                                        .type = element_type(tensors[0].scalar_type()),
-                                        .peer = target,
-                                        .tag = static_cast<std::uint32_t>(tag)});
+  return send(tensors, target, tag, c10d::kUnsetTimeout);
 }
 
 WorkPtr ConvoyBackend::recv(Tensors& tensors, int source, int tag) {
-  c10d::assertSingleElement(refuse_as("recv"), tensors);
-  Impl::Job job{source == coll::kAnyRank ? OpType::RECVANYSOURCE : OpType::RECV, "convoy:recv",
-                true, tensors, tensors};
-  const Piece piece = job.packing->output(tensors[0]);
-  return impl_->submit(std::move(job), {.kind = coll::Message::Kind::kReceive,
-                                        .data = piece.data,
-                                        .count = piece.count,
-                                        .type = element_type(tensors[0].scalar_type()),
-                                        .peer = source,
-                                        .tag = static_cast<std::uint32_t>(tag)});
+  return recv(tensors, source, tag, c10d::kUnsetTimeout);
 }
 
 WorkPtr ConvoyBackend::recvAnysource(Tensors& tensors, int tag) {
   return recv(tensors, coll::kAnyRank, tag);
 }
 
-WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message) {
+WorkPtr ConvoyBackend::send(Tensors& tensors, int target, int tag,
+                            std::chrono::milliseconds timeout) {
+  c10d::assertSingleElement(refuse_as("send"), tensors);
+  Impl::Job job{OpType::SEND, "convoy:send", true, tensors, tensors};
+  const Piece piece = job.packing->input(tensors[0]);
+  return impl_->submit(std::move(job),
+                       {.kind = coll::Message::Kind::kSend,
+                        .data = piece.data,
+                        .count = piece.count,
+                        .type = element_type(tensors[0].scalar_type()),
+                        .peer = target,
+                        .tag = static_cast<std::uint32_t>(tag)},
+                       impl_->timeout(timeout));
+}
+
+WorkPtr ConvoyBackend::recv(Tensors& tensors, int source, int tag,
+                            std::chrono::milliseconds timeout) {
+  c10d::assertSingleElement(refuse_as("recv"), tensors);
+  Impl::Job job{source == coll::kAnyRank ? OpType::RECVANYSOURCE : OpType::RECV, "convoy:recv",
+                true, tensors, tensors};
+  const Piece piece = job.packing->output(tensors[0]);
+  return impl_->submit(std::move(job),
+                       {.kind = coll::Message::Kind::kReceive,
+                        .data = piece.data,
+                        .count = piece.count,
+                        .type = element_type(tensors[0].scalar_type()),
+                        .peer = source,
+                        .tag = static_cast<std::uint32_t>(tag)},
+                       impl_->timeout(timeout));
+}
+
+WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message,
+                                    std::chrono::nanoseconds timeout) {
   if (coalescing()) {
     auto work = make_work(job);
     block_.lock()->letters.push_back({message, std::move(job), work});
     return work;
   }
-  const coll::MessageOptions options{.tag = message.tag, .timeout = timeout_.load()};
+  const coll::MessageOptions options{.tag = message.tag, .timeout = timeout};
   return submit(std::move(job), [&](coll::Group& group, auto&& done) {
     return message.kind == coll::Message::Kind::kSend
                ? group.send_async(message.data, message.count, message.type, message.peer, options,
@@ -81,12 +96,22 @@ void ConvoyBackend::Impl::start_coalescing() {
   }
 }
 
-WorkPtr ConvoyBackend::Impl::end_coalescing() {
+ConvoyBackend::Impl::Block ConvoyBackend::Impl::take_block(const char* caller) {
   if (!coalescing()) {
-    fail(ErrorKind::kInvalidArgument, "endCoalescing: this thread has not begun a block");
+    fail(ErrorKind::kInvalidArgument, caller, ": this thread has not begun a block");
   }
   Block block = std::exchange(*block_.lock(), {});
   coalescing_thread_.store({});
+  return block;
+}
+
+void ConvoyBackend::Impl::cancel_coalescing() {
+  const Block block = take_block("cancelCoalescing");
+  for (const auto& letter : block.letters) letter.work->give_up();
+}
+
+WorkPtr ConvoyBackend::Impl::end_coalescing() {
+  Block block = take_block("endCoalescing");
   if (!block.letters.empty()) block.works.push_back(send_batch(std::move(block.letters)));
   if (block.works.size() == 1) return block.works.front();
   return c10::make_intrusive<CoalescedWork>(group_->rank(), std::move(block.works));
@@ -120,6 +145,7 @@ WorkPtr ConvoyBackend::Impl::send_batch(std::vector<Letter> letters) {
 
 void ConvoyBackend::startCoalescing() { impl_->start_coalescing(); }
 WorkPtr ConvoyBackend::endCoalescing() { return impl_->end_coalescing(); }
+void ConvoyBackend::cancelCoalescing() { impl_->cancel_coalescing(); }
 
 // --- barriers ---
 

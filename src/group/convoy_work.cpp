@@ -136,13 +136,15 @@ float ConvoyWork::getDuration() const {
 }
 
 CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
-    : Work(rank, c10d::OpType::COALESCED),
-      works_(std::move(works)),
-      future_(make_tensors_future()) {
+    : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+FuturePtr CoalescedWork::getFuture() {
+  const auto together = make_tensors_future();
+  if (works_.empty()) settle(together, nullptr, {});
   // Not `this`: the futures may outlive it.
   auto left = std::make_shared<std::atomic<std::size_t>>(works_.size());
   for (const auto& one : works_) {
-    one->getFuture()->addCallback([left, works = works_, future = future_](auto&) {
+    one->getFuture()->addCallback([left, works = works_, together](auto&) {
       if (left->fetch_sub(1) != 1) return;
       std::exception_ptr error;
       std::vector<at::Tensor> all;
@@ -154,9 +156,10 @@ CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work
         const auto part = work->result();
         all.insert(all.end(), part.begin(), part.end());
       }
-      settle(future, error, all);
+      settle(together, error, all);
     });
   }
+  return together;
 }
 
 bool CoalescedWork::isCompleted() {

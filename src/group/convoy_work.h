@@ -87,11 +87,11 @@ class CoalescedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override {}
   std::vector<at::Tensor> result() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  // Needs the futures of all of them.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 }  // namespace convoy

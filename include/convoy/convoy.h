@@ -1,0 +1,16 @@
+#pragma once
+
+// Everything, for programs that do not mind the time it takes to compile.
+
+// Errors, deadlines, the store and the launcher's environment.
+#include "convoy/deadline.h"
+#include "convoy/error.h"
+#include "convoy/rendezvous.h"
+#include "convoy/store.h"
+#include "convoy/version.h"
+
+// Process groups.
+#include "convoy/group.h"
+#include "convoy/init.h"
+#include "convoy/nn.h"
+#include "convoy/work.h"

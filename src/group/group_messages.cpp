@@ -1,0 +1,113 @@
+// ProcessGroup: messages and batches of them.
+#include "base/error.h"
+#include "group/convoy_work.h"
+#include "group/process_group_impl.h"
+
+namespace convoy {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using std::chrono::milliseconds;
+
+WorkPtr send(ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
+             const MessageOptions& options) {
+  Tensors tensors = {tensor};
+  if (impl.own && options.timeout != milliseconds::zero()) {
+    return impl.own->send(tensors, target, options.tag, options.timeout);
+  }
+  return impl.backend->send(tensors, target, options.tag);
+}
+
+WorkPtr recv(ProcessGroup::Impl& impl, const at::Tensor& tensor, int source,
+             const MessageOptions& options) {
+  changes(tensor);
+  Tensors tensors = {tensor};
+  if (impl.own && options.timeout != milliseconds::zero()) {
+    return impl.own->recv(tensors, source, options.tag, options.timeout);
+  }
+  return source == kAnySource ? impl.backend->recvAnysource(tensors, options.tag)
+                              : impl.backend->recv(tensors, source, options.tag);
+}
+
+// c10d's messages have no time-out of their own: a foreign one gets it at the wait.
+void finish(const WorkPtr& work, const ProcessGroup::Impl& impl, milliseconds timeout) {
+  if (!work) return;
+  if (impl.own || timeout == milliseconds::zero()) {
+    work->wait();
+  } else {
+    work->wait(timeout);
+  }
+}
+
+}  // namespace
+
+void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptions& options) const {
+  finish(convoy::send(impl(), tensor, target, options), impl(), options.timeout);
+}
+
+Work ProcessGroup::send_async(const at::Tensor& tensor, int target,
+                              const MessageOptions& options) const {
+  return Work(convoy::send(impl(), tensor, target, options));
+}
+
+int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options) const {
+  const auto work = convoy::recv(impl(), tensor, source, options);
+  finish(work, impl(), options.timeout);
+  return source == kAnySource ? work->sourceRank() : source;
+}
+
+Work ProcessGroup::recv_async(const at::Tensor& tensor, int source,
+                              const MessageOptions& options) const {
+  return Work(convoy::recv(impl(), tensor, source, options));
+}
+
+// --- batches ---
+
+ProcessGroup::Batch ProcessGroup::batch() const {
+  impl();
+  return Batch(impl_);
+}
+
+ProcessGroup::Batch& ProcessGroup::Batch::send(const at::Tensor& tensor, int target, int tag) {
+  items_.push_back({true, tensor, target, tag});
+  return *this;
+}
+
+ProcessGroup::Batch& ProcessGroup::Batch::recv(const at::Tensor& tensor, int source, int tag) {
+  items_.push_back({false, tensor, source, tag});
+  return *this;
+}
+
+void ProcessGroup::Batch::run() { start().wait(); }
+
+Work ProcessGroup::Batch::start() {
+  const auto items = std::exchange(items_, {});
+  const int size = impl_->backend->getSize();
+  for (const auto& item : items) {
+    const bool anyone = !item.sends && item.peer == kAnySource;
+    if (!anyone && (item.peer < 0 || item.peer >= size)) {
+      fail(ErrorKind::kInvalidArgument, "batch: there is no rank ", item.peer, " in a group of ",
+           size);
+    }
+    if (!item.tensor.defined()) fail(ErrorKind::kInvalidArgument, "batch: a tensor is undefined");
+  }
+  if (items.empty()) return {};
+  const bool together = impl_->backend->supportsCoalescing();
+  if (together) impl_->backend->startCoalescing();
+  std::vector<WorkPtr> works;
+  try {
+    for (const auto& item : items) {
+      const MessageOptions options{.tag = item.tag};
+      works.push_back(item.sends ? convoy::send(*impl_, item.tensor, item.peer, options)
+                                 : convoy::recv(*impl_, item.tensor, item.peer, options));
+    }
+  } catch (...) {
+    if (impl_->own) impl_->own->cancelCoalescing();
+    throw;
+  }
+  if (together) return Work(impl_->backend->endCoalescing());
+  return Work(c10::make_intrusive<CoalescedWork>(impl_->backend->getRank(), std::move(works)));
+}
+
+}  // namespace convoy

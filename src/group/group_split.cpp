@@ -1,0 +1,79 @@
+// ProcessGroup: groups out of groups.
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/concat.h"
+#include "base/error.h"
+#include "convoy/c10d_store.h"
+#include "group/process_group_impl.h"
+
+namespace convoy {
+namespace {
+
+std::string join(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += concat(text.empty() ? "" : ",", rank);
+  return text;
+}
+
+void check_ranks(const std::vector<int>& ranks, int size) {
+  if (ranks.empty()) fail(ErrorKind::kInvalidArgument, "split: the list of ranks is empty");
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size) {
+      fail(ErrorKind::kInvalidArgument, "split: there is no rank ", rank, " in a group of ", size);
+    }
+    if (!seen.insert(rank).second) {
+      fail(ErrorKind::kInvalidArgument, "split: rank ", rank, " is in the list twice");
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
+                                                const SplitOptions& options) const {
+  check_ranks(ranks, size());
+  if (!impl().store) {
+    fail(ErrorKind::kInvalidArgument,
+         "split: the group has no store for the new ranks to meet; adopt the backend with one: "
+         "ProcessGroup::from(backend, {.store = store})");
+  }
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank());
+  if (mine == ranks.end() && impl().own) return std::nullopt;
+  const int again = (*impl().splits.lock())[ranks]++;
+  const std::string members = join(ranks);
+  const auto key = concat("split/", options.name, "/", members, "/", again);
+  const auto store = with_prefix(impl().store, key);
+
+  auto more = c10d::Backend::Options(backend_name(), timeout());
+  more.group_name = options.name.empty()
+                        ? concat(name(), "/", members, again == 0 ? "" : concat("#", again))
+                        : options.name;
+  if (options.timeout != std::chrono::milliseconds::zero()) more.timeout = options.timeout;
+  for (const int rank : ranks)
+    more.global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
+  auto backend =
+      impl().backend->split(to_c10d(with_prefix(store, "backend")), ranks,
+                            c10::make_intrusive<c10d::Backend::Options>(std::move(more)));
+  if (!backend) return std::nullopt;
+  return from(
+      std::move(backend),
+      {.name = more.group_name, .store = with_prefix(store, "groups"), .timeout = more.timeout});
+}
+
+ProcessGroup ProcessGroup::split_by(int color, int key, const SplitOptions& options) const {
+  const auto all = all_gather(at::tensor({color, key}, at::kLong));
+  const auto table = all.accessor<std::int64_t, 2>();
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    if (table[r][0] == color) ranks.push_back(r);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return table[a][1] < table[b][1]; });
+  return split(ranks, options).value();
+}
+
+}  // namespace convoy

@@ -1,0 +1,404 @@
+#include "convoy/group.h"
+
+#include <ATen/Functions.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "base/error.h"
+#include "group/process_group_impl.h"
+#include "os/file.h"
+
+namespace convoy {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using std::chrono::milliseconds;
+
+enum class Mode { kSync, kAsync };
+
+bool is_async(Mode mode) { return mode == Mode::kAsync; }
+
+void finish(const WorkPtr& work) {
+  if (work) work->wait();  // a backend that has none is done
+}
+
+milliseconds limit(milliseconds timeout) {
+  return timeout == milliseconds::zero() ? c10d::kUnsetTimeout : timeout;
+}
+
+c10d::ReduceOp to_c10d(ReduceOp op, double factor) {
+  switch (op) {
+    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg: return c10d::ReduceOp::AVG;
+    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
+    case ReduceOp::kBand: return c10d::ReduceOp::BAND;
+    case ReduceOp::kBor: return c10d::ReduceOp::BOR;
+    case ReduceOp::kBxor: return c10d::ReduceOp::BXOR;
+    case ReduceOp::kPremulSum: return c10d::makePreMulSum(factor);
+  }
+  fail(ErrorKind::kInvalidArgument, "unknown reduce operation ", static_cast<int>(op));
+}
+
+void changes(at::TensorList tensors) {
+  for (const auto& tensor : tensors) changes(tensor);
+}
+
+// --- each operation, in both modes ---
+
+WorkPtr all_reduce(c10d::Backend& backend, const at::Tensor& tensor, const ReduceOptions& options,
+                   Mode mode) {
+  changes(tensor);
+  Tensors tensors = {tensor};
+  return backend.allreduce(tensors, {.reduceOp = to_c10d(options.op, options.factor),
+                                     .timeout = limit(options.timeout),
+                                     .asyncOp = is_async(mode)});
+}
+
+WorkPtr all_reduce_coalesced(c10d::Backend& backend, at::TensorList list,
+                             const ReduceOptions& options, Mode mode) {
+  changes(list);
+  Tensors tensors = list.vec();
+  c10d::AllreduceCoalescedOptions more;
+  more.reduceOp = to_c10d(options.op, options.factor);
+  more.timeout = limit(options.timeout);
+  more.asyncOp = is_async(mode);
+  return backend.allreduce_coalesced(tensors, more);
+}
+
+WorkPtr reduce(c10d::Backend& backend, const at::Tensor& tensor, const RootReduceOptions& options,
+               Mode mode) {
+  if (backend.getRank() == options.root) changes(tensor);
+  Tensors tensors = {tensor};
+  return backend.reduce(tensors, {.reduceOp = to_c10d(options.op, options.factor),
+                                  .rootRank = options.root,
+                                  .timeout = limit(options.timeout),
+                                  .asyncOp = is_async(mode)});
+}
+
+WorkPtr broadcast(c10d::Backend& backend, const at::Tensor& tensor, const RootOptions& options,
+                  Mode mode) {
+  if (backend.getRank() != options.root) changes(tensor);
+  Tensors tensors = {tensor};
+  return backend.broadcast(
+      tensors,
+      {.rootRank = options.root, .timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+WorkPtr all_gather(c10d::Backend& backend, at::TensorList outputs, const at::Tensor& input,
+                   const CallOptions& options, Mode mode) {
+  changes(outputs);
+  std::vector<Tensors> lists = {outputs.vec()};
+  Tensors inputs = {input};
+  return backend.allgather(lists, inputs,
+                           {.timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+WorkPtr all_gather_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
+                          const CallOptions& options, Mode mode) {
+  changes(output);
+  return backend._allgather_base(output, input,
+                                 {.timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+WorkPtr gather(c10d::Backend& backend, at::TensorList outputs, const at::Tensor& input,
+               const RootOptions& options, Mode mode) {
+  changes(outputs);
+  std::vector<Tensors> lists;
+  if (!outputs.empty()) lists.push_back(outputs.vec());
+  Tensors inputs = {input};
+  return backend.gather(
+      lists, inputs,
+      {.rootRank = options.root, .timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+WorkPtr scatter(c10d::Backend& backend, const at::Tensor& output, at::TensorList inputs,
+                const RootOptions& options, Mode mode) {
+  changes(output);
+  std::vector<Tensors> lists;
+  if (!inputs.empty()) lists.push_back(inputs.vec());
+  Tensors outputs = {output};
+  return backend.scatter(
+      outputs, lists,
+      {.rootRank = options.root, .timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+WorkPtr reduce_scatter(c10d::Backend& backend, const at::Tensor& output, at::TensorList inputs,
+                       const ReduceOptions& options, Mode mode) {
+  changes(output);
+  std::vector<Tensors> lists = {inputs.vec()};
+  Tensors outputs = {output};
+  return backend.reduce_scatter(outputs, lists,
+                                {.reduceOp = to_c10d(options.op, options.factor),
+                                 .timeout = limit(options.timeout),
+                                 .asyncOp = is_async(mode)});
+}
+
+WorkPtr reduce_scatter_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
+                              const ReduceOptions& options, Mode mode) {
+  changes(output);
+  return backend._reduce_scatter_base(output, input,
+                                      {.reduceOp = to_c10d(options.op, options.factor),
+                                       .timeout = limit(options.timeout),
+                                       .asyncOp = is_async(mode)});
+}
+
+WorkPtr all_to_all(c10d::Backend& backend, at::TensorList to, at::TensorList from,
+                   const CallOptions& options, Mode mode) {
+  changes(to);
+  Tensors outputs = to.vec(), inputs = from.vec();
+  return backend.alltoall(outputs, inputs,
+                          {.timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+WorkPtr all_to_all_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
+                          const SplitsOptions& options, Mode mode) {
+  changes(output);
+  auto output_splits = options.output_splits, input_splits = options.input_splits;
+  return backend.alltoall_base(output, input, output_splits, input_splits,
+                               {.timeout = limit(options.timeout), .asyncOp = is_async(mode)});
+}
+
+c10d::BarrierOptions barrier_options(const CallOptions& options, Mode mode) {
+  c10d::BarrierOptions result;
+  result.timeout = limit(options.timeout);
+  result.asyncOp = is_async(mode);
+  return result;
+}
+
+// --- the group ---
+
+milliseconds timeout_of(c10d::Backend& backend) {
+  try {
+    return backend.getBackendOptions()->timeout;
+  } catch (const std::exception&) {  // a backend need not have options
+    return kBackendDefaultTimeout;
+  }
+}
+
+std::string name_of(c10d::Backend& backend) {
+  try {
+    const auto name = backend.getBackendOptions()->group_name;
+    if (!name.empty()) return name;
+  } catch (const std::exception&) {
+  }
+  return backend.getBackendName();
+}
+
+std::string host_name() {
+  std::string name(256, '\0');
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "localhost";
+  return name.c_str();
+}
+
+}  // namespace
+
+ProcessGroup::Impl::Impl(c10::intrusive_ptr<c10d::Backend> made, std::string title,
+                         std::shared_ptr<Store> keys, milliseconds limit)
+    : backend(std::move(made)),
+      own(dynamic_cast<ConvoyBackend*>(backend.get())),
+      name(std::move(title)),
+      store(std::move(keys)),
+      timeout(limit) {}
+
+ProcessGroup ProcessGroup::from(c10::intrusive_ptr<c10d::Backend> backend) {
+  return from(std::move(backend), {});
+}
+
+ProcessGroup ProcessGroup::from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more) {
+  if (!backend) fail(ErrorKind::kInvalidArgument, "ProcessGroup::from: there is no backend");
+  const auto name = more.name.empty() ? name_of(*backend) : more.name;
+  const auto timeout = more.timeout == milliseconds::zero() ? timeout_of(*backend) : more.timeout;
+  return ProcessGroup(std::make_shared<Impl>(std::move(backend), name, more.store, timeout));
+}
+
+ProcessGroup::Impl& ProcessGroup::impl() const {
+  if (!impl_) fail(ErrorKind::kInvalidArgument, "this ProcessGroup holds no group");
+  return *impl_;
+}
+
+int ProcessGroup::rank() const { return impl().backend->getRank(); }
+int ProcessGroup::size() const { return impl().backend->getSize(); }
+const std::string& ProcessGroup::name() const { return impl().name; }
+std::string ProcessGroup::backend_name() const { return impl().backend->getBackendName(); }
+const c10::intrusive_ptr<c10d::Backend>& ProcessGroup::backend() const { return impl().backend; }
+const std::shared_ptr<Store>& ProcessGroup::store() const { return impl().store; }
+milliseconds ProcessGroup::timeout() const { return impl().timeout; }
+
+void ProcessGroup::set_timeout(milliseconds timeout) const {
+  if (timeout <= milliseconds::zero()) {
+    fail(ErrorKind::kInvalidArgument, "set_timeout: ", timeout.count(), " ms is no time");
+  }
+  impl().backend->setTimeout(timeout);
+  impl().timeout = timeout;
+}
+
+const std::vector<std::string>& ProcessGroup::hosts() const {
+  auto places = impl().places.lock();
+  if (!*places) {
+    Impl::Places found;
+    if (impl().own) {  // whose ranks have shown each other that they share memory
+      found = {std::vector<std::string>(static_cast<std::size_t>(size()), host_name()), rank(),
+               size()};
+    } else {
+      // Two hosts may have one name, but have not been started as one.
+      const auto boot = read_file("/proc/sys/kernel/random/boot_id").value_or("");
+      const auto all = all_gather_object(host_name() + "\n" + boot);
+      for (std::size_t r = 0; r < all.size(); ++r) {
+        found.hosts.push_back(all[r].substr(0, all[r].find('\n')));
+        if (all[r] != all[static_cast<std::size_t>(rank())]) continue;
+        ++found.local_size;
+        if (static_cast<int>(r) < rank()) ++found.local_rank;
+      }
+    }
+    places->emplace(std::move(found));
+  }
+  return (*places)->hosts;  // never changed again
+}
+
+int ProcessGroup::local_rank() const {
+  hosts();
+  return (*impl().places.lock())->local_rank;
+}
+
+int ProcessGroup::local_size() const {
+  hosts();
+  return (*impl().places.lock())->local_size;
+}
+
+// --- collectives ---
+
+void ProcessGroup::all_reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
+  finish(convoy::all_reduce(*impl().backend, tensor, options, Mode::kSync));
+}
+Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
+  return Work(convoy::all_reduce(*impl().backend, tensor, options, Mode::kAsync));
+}
+
+void ProcessGroup::all_reduce_coalesced(at::TensorList tensors,
+                                        const ReduceOptions& options) const {
+  finish(convoy::all_reduce_coalesced(*impl().backend, tensors, options, Mode::kSync));
+}
+Work ProcessGroup::all_reduce_coalesced_async(at::TensorList tensors,
+                                              const ReduceOptions& options) const {
+  return Work(convoy::all_reduce_coalesced(*impl().backend, tensors, options, Mode::kAsync));
+}
+
+void ProcessGroup::reduce(const at::Tensor& tensor, const RootReduceOptions& options) const {
+  finish(convoy::reduce(*impl().backend, tensor, options, Mode::kSync));
+}
+Work ProcessGroup::reduce_async(const at::Tensor& tensor, const RootReduceOptions& options) const {
+  return Work(convoy::reduce(*impl().backend, tensor, options, Mode::kAsync));
+}
+
+void ProcessGroup::broadcast(const at::Tensor& tensor, const RootOptions& options) const {
+  finish(convoy::broadcast(*impl().backend, tensor, options, Mode::kSync));
+}
+Work ProcessGroup::broadcast_async(const at::Tensor& tensor, const RootOptions& options) const {
+  return Work(convoy::broadcast(*impl().backend, tensor, options, Mode::kAsync));
+}
+
+void ProcessGroup::all_gather(at::TensorList outputs, const at::Tensor& input,
+                              const CallOptions& options) const {
+  finish(convoy::all_gather(*impl().backend, outputs, input, options, Mode::kSync));
+}
+Work ProcessGroup::all_gather_async(at::TensorList outputs, const at::Tensor& input,
+                                    const CallOptions& options) const {
+  return Work(convoy::all_gather(*impl().backend, outputs, input, options, Mode::kAsync));
+}
+
+void ProcessGroup::all_gather_single(const at::Tensor& output, const at::Tensor& input,
+                                     const CallOptions& options) const {
+  finish(convoy::all_gather_single(*impl().backend, output, input, options, Mode::kSync));
+}
+Work ProcessGroup::all_gather_single_async(const at::Tensor& output, const at::Tensor& input,
+                                           const CallOptions& options) const {
+  return Work(convoy::all_gather_single(*impl().backend, output, input, options, Mode::kAsync));
+}
+
+at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& options) const {
+  auto sizes = input.sizes().vec();
+  sizes.insert(sizes.begin(), size());
+  auto output = at::empty(sizes, input.options().requires_grad(false));
+  all_gather_single(output, input, options);
+  return output;
+}
+
+void ProcessGroup::gather(at::TensorList outputs, const at::Tensor& input,
+                          const RootOptions& options) const {
+  finish(convoy::gather(*impl().backend, outputs, input, options, Mode::kSync));
+}
+Work ProcessGroup::gather_async(at::TensorList outputs, const at::Tensor& input,
+                                const RootOptions& options) const {
+  return Work(convoy::gather(*impl().backend, outputs, input, options, Mode::kAsync));
+}
+
+void ProcessGroup::scatter(const at::Tensor& output, at::TensorList inputs,
+                           const RootOptions& options) const {
+  finish(convoy::scatter(*impl().backend, output, inputs, options, Mode::kSync));
+}
+Work ProcessGroup::scatter_async(const at::Tensor& output, at::TensorList inputs,
+                                 const RootOptions& options) const {
+  return Work(convoy::scatter(*impl().backend, output, inputs, options, Mode::kAsync));
+}
+
+void ProcessGroup::reduce_scatter(const at::Tensor& output, at::TensorList inputs,
+                                  const ReduceOptions& options) const {
+  finish(convoy::reduce_scatter(*impl().backend, output, inputs, options, Mode::kSync));
+}
+Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
+                                        const ReduceOptions& options) const {
+  return Work(convoy::reduce_scatter(*impl().backend, output, inputs, options, Mode::kAsync));
+}
+
+void ProcessGroup::reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
+                                         const ReduceOptions& options) const {
+  finish(convoy::reduce_scatter_single(*impl().backend, output, input, options, Mode::kSync));
+}
+Work ProcessGroup::reduce_scatter_single_async(const at::Tensor& output, const at::Tensor& input,
+                                               const ReduceOptions& options) const {
+  return Work(convoy::reduce_scatter_single(*impl().backend, output, input, options, Mode::kAsync));
+}
+
+void ProcessGroup::all_to_all(at::TensorList outputs, at::TensorList inputs,
+                              const CallOptions& options) const {
+  finish(convoy::all_to_all(*impl().backend, outputs, inputs, options, Mode::kSync));
+}
+Work ProcessGroup::all_to_all_async(at::TensorList outputs, at::TensorList inputs,
+                                    const CallOptions& options) const {
+  return Work(convoy::all_to_all(*impl().backend, outputs, inputs, options, Mode::kAsync));
+}
+
+void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                     const SplitsOptions& options) const {
+  finish(convoy::all_to_all_single(*impl().backend, output, input, options, Mode::kSync));
+}
+Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                                           const SplitsOptions& options) const {
+  return Work(convoy::all_to_all_single(*impl().backend, output, input, options, Mode::kAsync));
+}
+
+void ProcessGroup::barrier(const CallOptions& options) const {
+  finish(impl().backend->barrier(barrier_options(options, Mode::kSync)));
+}
+Work ProcessGroup::barrier_async(const CallOptions& options) const {
+  return Work(impl().backend->barrier(barrier_options(options, Mode::kAsync)));
+}
+
+void ProcessGroup::monitored_barrier(const CallOptions& options) const {
+  impl().backend->monitoredBarrier(barrier_options(options, Mode::kSync), true);
+}
+
+at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  c10d::Backend& backend = *impl().backend;
+  if (!backend.supportsTensorAlloc(options.device().index())) return at::empty(sizes, options);
+  return backend.allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
+}
+
+void ProcessGroup::abort() const { impl().backend->abort(); }
+void ProcessGroup::shutdown() const { impl().backend->shutdown(); }
+
+}  // namespace convoy

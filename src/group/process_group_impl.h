@@ -1,0 +1,39 @@
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "base/guarded.h"
+#include "convoy/backend.h"
+#include "convoy/group.h"
+
+namespace convoy {
+
+struct ProcessGroup::Impl {
+  Impl(c10::intrusive_ptr<c10d::Backend> made, std::string title, std::shared_ptr<Store> keys,
+       std::chrono::milliseconds limit);
+
+  const c10::intrusive_ptr<c10d::Backend> backend;
+  ConvoyBackend* const own;  // the same, if it is ours
+  const std::string name;
+  const std::shared_ptr<Store> store;
+  std::atomic<std::chrono::milliseconds> timeout;
+
+  struct Places {
+    std::vector<std::string> hosts;
+    int local_rank = 0;
+    int local_size = 0;
+  };
+  Guarded<std::optional<Places>> places;
+  // How often these ranks were split off, so that each time has keys of its own.
+  Guarded<std::map<std::vector<int>, int>> splits;
+};
+
+// To be called for a tensor that an operation writes. Bytes that others write do not move
+// autograd's counter: a tensor saved for backward would be changed behind its back.
+inline void changes(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace convoy
