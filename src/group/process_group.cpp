@@ -43,10 +43,6 @@ c10d::ReduceOp to_c10d(ReduceOp op, double factor) {
   fail(ErrorKind::kInvalidArgument, "unknown reduce operation ", static_cast<int>(op));
 }
 
-void changes(at::TensorList tensors) {
-  for (const auto& tensor : tensors) changes(tensor);
-}
-
 // --- each operation, in both modes ---
 
 WorkPtr all_reduce(c10d::Backend& backend, const at::Tensor& tensor, const ReduceOptions& options,

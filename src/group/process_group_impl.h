@@ -35,5 +35,8 @@ struct ProcessGroup::Impl {
 inline void changes(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
+inline void changes(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) changes(tensor);
+}
 
 }  // namespace convoy
