@@ -46,6 +46,7 @@ PUBLIC_HEADERS = {
     "backend.h": "group",
     "c10d_store.h": "group",
     "group.h": "group",
+    "rendezvous.h": "group",
     "share.h": "share",
     "ddp.h": "ddp",
     "reducer.h": "ddp",
