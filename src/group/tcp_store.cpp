@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
@@ -103,14 +105,17 @@ void await_server(const Endpoint& endpoint, const Deadline& deadline) {
   }
 }
 
-std::shared_ptr<Store> make_store(const Endpoint& endpoint, c10d::TCPStoreOptions options,
-                                  const Deadline& deadline) {
+c10d::TCPStoreOptions store_options(const Endpoint& endpoint, const Deadline& deadline) {
+  c10d::TCPStoreOptions options;
   options.port = endpoint.port;
   options.waitWorkers = false;  // we wait ourselves, and name who is missing
-  options.multiTenant = options.isServer;
-  const auto left = std::chrono::ceil<milliseconds>(deadline.remaining());
   // Torch counts whole seconds.
+  const auto left = std::chrono::ceil<milliseconds>(deadline.remaining());
   options.timeout = std::clamp<milliseconds>(left, std::chrono::seconds(1), std::chrono::hours(24));
+  return options;
+}
+
+std::shared_ptr<Store> make_store(const Endpoint& endpoint, const c10d::TCPStoreOptions& options) {
   try {
     return from_c10d(c10::make_intrusive<c10d::TCPStore>(endpoint.host, options));
   } catch (const c10::Error& error) {
@@ -126,17 +131,30 @@ std::shared_ptr<Store> make_store(const Endpoint& endpoint, c10d::TCPStoreOption
 
 std::shared_ptr<Store> serve_tcp_store(const Endpoint& endpoint, const Deadline& deadline) {
   UniqueFd fd = bind_to(endpoint);
-  c10d::TCPStoreOptions options;
+  auto options = store_options(endpoint, deadline);
   options.isServer = true;
+  options.multiTenant = true;             // a store that the program makes itself may share it
   options.masterListenFd = fd.release();  // torch closes it
-  auto store = make_store(endpoint, options, deadline);
+  auto store = make_store(endpoint, options);
   log_info("rendezvous: rank 0 serves the store at ", to_string(endpoint));
   return store;
 }
 
 std::shared_ptr<Store> connect_tcp_store(const Endpoint& endpoint, const Deadline& deadline) {
   await_server(endpoint, deadline);
-  return make_store(endpoint, {}, deadline);
+  // Torch waits without a limit for the first answer. If something else listens there, only a
+  // thread can wait in our stead; it is left behind then.
+  std::packaged_task<std::shared_ptr<Store>()> task(
+      [endpoint, options = store_options(endpoint, deadline)] {
+        return make_store(endpoint, options);
+      });
+  auto store = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (!deadline.is_never() && store.wait_until(deadline.when()) != std::future_status::ready) {
+    fail(ErrorKind::kTimeout, "rendezvous: what listens at ", to_string(endpoint),
+         " did not answer by the deadline; is it rank 0, or another program?");
+  }
+  return store.get();
 }
 
 }  // namespace convoy

@@ -3,77 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "base/concat.h"
+#include "group/launch_variables.h"
 #include "support/expect_error.h"
 
-namespace convoy {
+namespace convoy::test {
 namespace {
-
-using test::expect_error;
-
-Variables join(const std::vector<Variables>& parts) {
-  Variables all;
-  for (const auto& part : parts) all.insert(part.begin(), part.end());
-  return all;
-}
-
-Variables pair(int rank, int size) {
-  return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}};
-}
-Variables master() { return {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"}}; }
-Variables torchrun(int rank, int size) {
-  return join({pair(rank, size),
-               master(),
-               {{"LOCAL_RANK", std::to_string(rank % 2)},
-                {"LOCAL_WORLD_SIZE", "2"},
-                {"TORCHELASTIC_RUN_ID", "none"},
-                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                {"TORCHELASTIC_RESTART_COUNT", "3"}}});
-}
-// What mpirun 4.1 sets.
-Variables open_mpi(int rank, int size, int local_rank, int local_size) {
-  return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
-          {"OMPI_COMM_WORLD_SIZE", std::to_string(size)},
-          {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(local_rank)},
-          {"OMPI_COMM_WORLD_LOCAL_SIZE", std::to_string(local_size)},
-          {"OMPI_MCA_ess_base_jobid", "934281217"},
-          {"OMPI_MCA_orte_precondition_transports", "9649dee3e6461488-c4c0a9a76d1de062"},
-          {"PMIX_NAMESPACE", "934281217"},
-          {"PMIX_RANK", std::to_string(rank)}};
-}
-Variables mpich(int rank, int size, int local_rank, int local_size) {
-  return {{"PMI_RANK", std::to_string(rank)},
-          {"PMI_SIZE", std::to_string(size)},
-          {"MPI_LOCALRANKID", std::to_string(local_rank)},
-          {"MPI_LOCALNRANKS", std::to_string(local_size)}};
-}
-// A step of four tasks on two hosts.
-Variables slurm(int rank) {
-  return {{"SLURM_JOB_ID", "77"},
-          {"SLURM_STEP_ID", "0"},
-          {"SLURM_NTASKS", "4"},
-          {"SLURM_STEP_NUM_TASKS", "4"},
-          {"SLURM_STEP_NUM_NODES", "2"},
-          {"SLURM_STEP_TASKS_PER_NODE", "3,1"},
-          {"SLURM_NNODES", "2"},
-          {"SLURM_PROCID", std::to_string(rank)},
-          {"SLURM_NODEID", rank < 3 ? "0" : "1"},
-          {"SLURM_LOCALID", std::to_string(rank % 3)}};
-}
-Variables slurm_one_host(int rank, int size) {
-  return {{"SLURM_JOB_ID", "77"},
-          {"SLURM_STEP_ID", "2"},
-          {"SLURM_NTASKS", std::to_string(size)},
-          {"SLURM_NNODES", "1"},
-          {"SLURM_PROCID", std::to_string(rank)},
-          {"SLURM_LOCALID", std::to_string(rank)}};
-}
-Variables kubeflow(int rank, int size) {
-  return {{"PET_NNODES", std::to_string(size)},
-          {"PET_NODE_RANK", std::to_string(rank)},
-          {"PET_NPROC_PER_NODE", "1"},
-          {"PET_MASTER_ADDR", "job-node-0-0.job"},
-          {"PET_MASTER_PORT", "29400"}};
-}
 
 // "torchrun 3 of 4, local 1 of 2, at tcp": what is read, in one line.
 std::string read(const Variables& variables, const GivenRank& given = {}, bool ours = false) {
@@ -240,8 +174,8 @@ TEST(LaunchEnvironmentTest, SaysWhatIsWrongAndWhatToSet) {
   const std::vector<ErrorCase> cases = {
       {"no size", {{"RANK", "1"}}, {"RANK=1 is set but WORLD_SIZE is not", "MASTER_ADDR"}},
       {"no rank", {{"WORLD_SIZE", "2"}}, {"WORLD_SIZE=2 is set but RANK is not"}},
-      {"no number", {{"RANK", "one"}, {"WORLD_SIZE", "2"}}, {"RANK=\"one\" is no number"}},
-      {"a space", {{"RANK", "1 "}, {"WORLD_SIZE", "2"}}, {"RANK=\"1 \" is no number"}},
+      {"no number", {{"RANK", "one"}, {"WORLD_SIZE", "2"}}, {"RANK='one' is no number"}},
+      {"a space", {{"RANK", "1 "}, {"WORLD_SIZE", "2"}}, {"RANK='1 ' is no number"}},
       {"too large",
        {{"RANK", "1"}, {"WORLD_SIZE", "99999999999"}},
        {"WORLD_SIZE=", "is no number"}},
@@ -254,7 +188,7 @@ TEST(LaunchEnvironmentTest, SaysWhatIsWrongAndWhatToSet) {
       {"more on the host than there are",
        join({pair(1, 2), {{"LOCAL_WORLD_SIZE", "3"}}}),
        {"LOCAL_WORLD_SIZE=3"}},
-      {"local garbage", join({pair(1, 2), {{"LOCAL_RANK", "x"}}}), {"LOCAL_RANK=\"x\""}},
+      {"local garbage", join({pair(1, 2), {{"LOCAL_RANK", "x"}}}), {"LOCAL_RANK='x'"}},
       {"no master",
        pair(0, 2),
        {"rank 0 of 2 (environment)", "MASTER_ADDR and MASTER_PORT are not"}},
@@ -266,7 +200,7 @@ TEST(LaunchEnvironmentTest, SaysWhatIsWrongAndWhatToSet) {
        {"MASTER_PORT=1 is set but MASTER_ADDR is not"}},
       {"no port",
        join({pair(0, 2), {{"MASTER_ADDR", "host"}, {"MASTER_PORT", "http"}}}),
-       {"MASTER_PORT=\"http\" is no number"}},
+       {"MASTER_PORT='http' is no number"}},
       {"no such port",
        join({pair(0, 2), {{"MASTER_ADDR", "host"}, {"MASTER_PORT", "65536"}}}),
        {"MASTER_PORT=65536", "from 1 to 65535"}},
@@ -280,11 +214,11 @@ TEST(LaunchEnvironmentTest, SaysWhatIsWrongAndWhatToSet) {
        {"RANK=1 WORLD_SIZE=4", "PET_NODE_RANK=1 PET_NNODES=2"}},
       {"several ranks a pod",
        join({{{"PET_NPROC_PER_NODE", "4"}}, kubeflow(1, 2)}),
-       {"PET_NPROC_PER_NODE=\"4\"", "torchrun --no-python", "PET_NPROC_PER_NODE=1"}},
+       {"PET_NPROC_PER_NODE='4'", "torchrun --no-python", "PET_NPROC_PER_NODE=1"}},
       {"per pod, not per rank",
        join({pair(1, 2), {{"PET_NPROC_PER_NODE", "auto"}}, kubeflow(1, 2)}),
-       {"PET_NPROC_PER_NODE=\"auto\""}},
-      {"an elastic job", join({{{"PET_NNODES", "1:4"}}, kubeflow(0, 1)}), {"PET_NNODES=\"1:4\""}},
+       {"PET_NPROC_PER_NODE='auto'"}},
+      {"an elastic job", join({{{"PET_NNODES", "1:4"}}, kubeflow(0, 1)}), {"PET_NNODES='1:4'"}},
       {"no rank of a pod", {{"PET_NNODES", "2"}}, {"PET_NNODES=2 is set but PET_NODE_RANK is not"}},
       {"half of Open MPI", {{"OMPI_COMM_WORLD_RANK", "0"}}, {"OMPI_COMM_WORLD_SIZE is not"}},
       {"mpirun on two hosts",
@@ -296,7 +230,7 @@ TEST(LaunchEnvironmentTest, SaysWhatIsWrongAndWhatToSet) {
       {"srun on two hosts", slurm(1), {"(Slurm)", "scontrol show hostnames"}},
       {"srun, garbage",
        join({{{"SLURM_PROCID", "x"}}, slurm_one_host(0, 2)}),
-       {"SLURM_PROCID=\"x\""}},
+       {"SLURM_PROCID='x'"}},
       {"given beyond the last", {}, {"rank 2 of 2"}, {2, 2}},
       {"given below the first", {}, {"rank -1 of 2"}, {-1, 2}},
       {"given, beyond what is set",
@@ -356,4 +290,4 @@ TEST(LaunchEnvironmentTest, TasksOnNode) {
 }
 
 }  // namespace
-}  // namespace convoy
+}  // namespace convoy::test

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
-namespace convoy::test {
+#include "group/launch_environment.h"
 
-using Variables = std::map<std::string, std::string>;
+namespace convoy::test {
 
 // One program to run, in an environment that has nothing of a launcher.
 struct Program {
