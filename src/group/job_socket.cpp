@@ -60,7 +60,7 @@ bool somebody_listens(const std::string& path) {
 }  // namespace
 
 std::string job_folder() {
-  const std::string folder = concat(base_folder(), "/convoy-", ::geteuid());
+  std::string folder = concat(base_folder(), "/convoy-", ::geteuid());
   if (::mkdir(folder.c_str(), 0700) < 0 && errno != EEXIST) fail_errno("making folder ", folder);
   struct stat info {};
   if (::lstat(folder.c_str(), &info) < 0) fail_errno("looking at folder ", folder);

@@ -32,11 +32,13 @@ struct Link {
   ServedStore connection;  // no server except in rank 0 of a job socket
   Freshness freshness = Freshness::kNew;
   std::int64_t meetings = 0;
+  bool has_met = false;
   unsigned generation = fork_generation();
 
   void forget() {
     connection = {};
     meetings = 0;
+    has_met = false;
   }
 };
 
@@ -86,9 +88,12 @@ std::shared_ptr<Store> meet(Link& link, const LaunchEnvironment& self, const std
       self.restart.empty() ? "convoy" : concat("convoy/restart-", self.restart);
   // Ranks count their meetings in the store, not in themselves: a script may run one program after
   // another on the same store.
-  const std::int64_t number = store->add(concat(base, "/meetings-of/", self.rank), 1);
+  const std::string counter = concat(base, "/meetings-of/", self.rank);
+  const std::int64_t number = store->add(counter, 1);
   ++link.meetings;
   if (link.freshness == Freshness::kNew && number != link.meetings) {
+    store->add(counter, -1);  // the other one's count must stay right
+    --link.meetings;
     fail(ErrorKind::kInvalidArgument, "rendezvous: another process came to ", place, " as rank ",
          self.rank, " already: two processes have the same rank, or something of an earlier job ",
          "is still there; end it, or choose another place");
@@ -102,7 +107,8 @@ std::shared_ptr<Store> meet(Link& link, const LaunchEnvironment& self, const std
       fail(ErrorKind::kTimeout, "rendezvous at ", place, ", rank ", self.rank, ": ",
            missing_ranks(*store, prefix, self.size), " by the deadline");
     }
-    throw;
+    fail(error.kind(), "rendezvous at ", place, ", rank ", self.rank, " of ", self.size, ": ",
+         error.what());
   }
   return with_prefix(store, concat(prefix, "/keys"));
 }
@@ -130,11 +136,13 @@ std::shared_ptr<Store> meet_at(const std::string& place, const LaunchEnvironment
   try {
     auto store = meet(*link, self, place, deadline);
     if (link->connection.server) link->connection.server->unlink();
+    link->has_met = true;
     return store;
   } catch (const Error& error) {
-    // A lost connection is of no use. A path must not stay, and who comes late must not find a
-    // server that nobody waits at.
-    if (link->connection.server || error.kind() == ErrorKind::kPeerLost) link->forget();
+    // A lost connection is of no use. The path of a first meeting that failed must not stay, and
+    // who comes late must not find a server that nobody waits at.
+    const bool listening = link->connection.server && !link->has_met;
+    if (listening || error.kind() == ErrorKind::kPeerLost) link->forget();
     throw;
   } catch (const std::exception& error) {  // of torch's stores
     link->forget();

@@ -79,10 +79,30 @@ void meet(const RendezvousOptions& options) {
   meeting.store->barrier("done", meeting.size, deadline);
 }
 
+// Rank 0 comes to a meeting at which it is alone; what it serves must outlive that.
+void fail_between(RendezvousOptions options) {
+  const Meeting meeting = rendezvous(options);
+  if (meeting.rank == 0) {
+    options.timeout = std::chrono::milliseconds(200);
+    try {
+      rendezvous(options);
+    } catch (const Error& error) {
+      say(std::string("alone: ") + error.what());
+    }
+    meeting.store->set("after", "");
+  }
+  const auto deadline = Deadline::after(std::chrono::seconds(40));
+  meeting.store->get("after", deadline);
+  meeting.store->barrier("used after a failure", meeting.size, deadline);
+  say("used after a failure");
+  meeting.store->barrier("done", meeting.size, deadline);
+}
+
 int run(Words words) {
   const auto options = options_of(words);
   try {
     for (int i = 0; i < std::stoi(words["meetings"]); ++i) meet(options);
+    if (words.contains("fail-between")) fail_between(options);
     if (words["show"] == "listening") print_listening();
     // As a rank that fails until torchrun has started it again.
     const char* const restart = std::getenv("TORCHELASTIC_RESTART_COUNT");

@@ -188,6 +188,16 @@ TEST_P(OneHostTest, NamesWhoDidNotCome) {
   EXPECT_EQ(entries(folder()), 0);
 }
 
+TEST_P(OneHostTest, StoresOutliveALaterMeetingThatFails) {
+  const auto results =
+      run_ranks(2, {"meetings=0", "fail-between"}, [&](int rank) { return variables(rank, 2); });
+  EXPECT_THAT(results[0].output, HasSubstr("alone: rendezvous at"));
+  for (const auto& result : results) {
+    EXPECT_THAT(result.output, HasSubstr("used after a failure"));
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
+}
+
 TEST(RendezvousTest, NamesWhoDidNotComeToTcp) {
   const int port = free_port();
   auto results = run_programs({probe({"timeout=500"}, variables_of(0, 4, port))});
