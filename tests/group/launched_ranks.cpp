@@ -71,6 +71,14 @@ std::vector<ProgramResult> run_programs(const std::vector<Program>& programs) {
   return results;
 }
 
+ProgramResult run_one(std::vector<std::string> arguments, Variables variables) {
+  return run_programs({{std::move(arguments), std::move(variables)}})[0];
+}
+
+bool on_path(const std::string& name) {
+  return run_one({"sh", "-c", "command -v " + name}).code == 0;
+}
+
 std::string probe_program() { return sibling_program("rendezvous_probe"); }
 
 Program probe(std::vector<std::string> words, Variables variables) {

@@ -19,6 +19,9 @@ struct ProgramResult {
 
 // All at once, each to its end. A program that does not end within a minute is killed.
 std::vector<ProgramResult> run_programs(const std::vector<Program>& programs);
+ProgramResult run_one(std::vector<std::string> arguments, Variables variables = {});
+// True if a shell finds a program of this name.
+bool on_path(const std::string& name);
 
 std::string probe_program();
 // rendezvous_probe with these words; see there.

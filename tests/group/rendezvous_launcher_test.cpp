@@ -29,14 +29,6 @@ void expect_all_met(const ProgramResult& result, int size, const std::string& la
   }
 }
 
-ProgramResult run_one(std::vector<std::string> arguments, Variables variables = {}) {
-  return run_programs({{std::move(arguments), std::move(variables)}})[0];
-}
-
-bool on_path(const std::string& name) {
-  return run_one({"sh", "-c", "command -v " + name}).code == 0;
-}
-
 TEST(RendezvousLauncherTest, ConvoyRun) {
   const std::string convoy = sibling_program("convoy");
   const auto result =
