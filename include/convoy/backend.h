@@ -106,7 +106,7 @@ class ConvoyBackend final : public c10d::Backend {
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
   // Instead of the end: messages of the block are not sent, collectives that were begun go on.
-  void cancelCoalescing();
+  void cancel_coalescing();
 
   // Called at the end of each operation, on the thread that ended it; must not wait for the group.
   void registerOnCompletionHook(
