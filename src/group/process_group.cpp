@@ -177,7 +177,7 @@ milliseconds timeout_of(c10d::Backend& backend) {
 
 std::string name_of(c10d::Backend& backend) {
   try {
-    const auto name = backend.getBackendOptions()->group_name;
+    auto name = backend.getBackendOptions()->group_name;
     if (!name.empty()) return name;
   } catch (const std::exception&) {
   }

@@ -29,16 +29,22 @@ Tensors list_of(const ProcessGroup& group, int64_t n, c10::ScalarType type) {
 }
 
 const Operation kOperations[] = {
-    {"all_reduce", [](const ProcessGroup& group, int64_t n,
-                      c10::ScalarType type) { return group.all_reduce_async(full(1, {n}, type)); }},
+    {"all_reduce", "all_reduce",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       return group.all_reduce_async(full(1, {n}, type));
+     }},
     {"all_reduce_coalesced", "all_reduce",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_reduce_coalesced_async({full(1, {n}, type), full(1, {3}, type)});
      }},
-    {"reduce", [](const ProcessGroup& group, int64_t n,
-                  c10::ScalarType type) { return group.reduce_async(full(1, {n}, type)); }},
-    {"broadcast", [](const ProcessGroup& group, int64_t n,
-                     c10::ScalarType type) { return group.broadcast_async(full(1, {n}, type)); }},
+    {"reduce", "reduce",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       return group.reduce_async(full(1, {n}, type));
+     }},
+    {"broadcast", "broadcast",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       return group.broadcast_async(full(1, {n}, type));
+     }},
     {"all_gather_v", "all_gather_v",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_gather_async(list_of(group, n, type), full(1, {n}, type));
