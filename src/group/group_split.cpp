@@ -53,9 +53,6 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                          ? concat(name(), "/", members, again == 0 ? "" : concat("#", again))
                          : options.name;
   if (options.timeout != std::chrono::milliseconds::zero()) more->timeout = options.timeout;
-  for (const int member : ranks) {
-    more->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
-  }
   const Adopted adopted{.name = more->group_name,  // before a backend changes what it is given
                         .store = with_prefix(store, "groups"),
                         .timeout = more->timeout};
