@@ -132,6 +132,9 @@ class ConvoyBackend final : public c10d::Backend {
   at::Tensor allocateTensor(long numel, at::TensorOptions options = {}) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
+  // Ranks whose processes are gone, as far as this one has heard.
+  std::vector<int> lost_ranks() const;
+
   // Pending and later operations fail on every rank.
   void abort() override;
   // Leaves the group; does not wait for others.

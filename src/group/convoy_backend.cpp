@@ -127,6 +127,8 @@ void ConvoyBackend::registerOnCompletionHook(
 
 void ConvoyBackend::waitForPendingWorks() { impl_->completions().wait_for_all(); }
 
+std::vector<int> ConvoyBackend::lost_ranks() const { return impl_->group().lost_ranks(); }
+
 void ConvoyBackend::abort() { impl_->group().abort("abort() was called"); }
 void ConvoyBackend::shutdown() { impl_->group().close(); }
 

@@ -28,6 +28,7 @@ struct ProcessGroup::Impl {
   Guarded<std::optional<Places>> places;
   // How often these ranks were split off, so that each time has keys of its own.
   Guarded<std::map<std::vector<int>, int>> splits;
+  std::atomic<int> shrinks{0};
 };
 
 // To be called for a tensor that an operation writes. Bytes that others write do not move
