@@ -18,7 +18,8 @@ namespace convoy {
 // thread. Errors are convoy::Error, and torch's own for bad arguments; docs/collectives.md tells
 // what they leave behind.
 //
-// With asyncOp = false a call returns when it is done, and returns no Work.
+// With asyncOp = false a call returns when it is done, and returns no Work (outside of coalescing
+// blocks).
 class ConvoyBackend final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
@@ -95,23 +96,29 @@ class ConvoyBackend final : public c10d::Backend {
                                       std::chrono::milliseconds timeout);
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag,
                                       std::chrono::milliseconds timeout);
+  // The same, waiting; recv_now returns the sender. Not part of a coalescing block.
+  void send_now(const at::Tensor& tensor, int target, int tag, std::chrono::milliseconds timeout);
+  int recv_now(const at::Tensor& tensor, int source, int tag, std::chrono::milliseconds timeout);
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts = {}) override;
   // Every rank enforces the deadline, rank 0 first, and names every missing rank, whatever
   // `wait_all` says: that only chooses between Gloo's two texts in front.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all = false) override;
 
   // Operations that this thread calls in between count as one: messages go as one batch, in no
-  // order among each other; the Work of the end is done when all are.
+  // order among each other, and forget whom they came from; the Work of the end is done when all
+  // are. Each thread has a block of its own.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
   // Instead of the end: messages of the block are not sent, collectives that were begun go on.
+  // abort() and shutdown() do it for all threads, a second start for this one.
   void cancel_coalescing();
 
   // Called at the end of each operation, on the thread that ended it; must not wait for the group.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  // Blocks until everything that was begun has ended; each has a deadline.
+  // Blocks until everything that was begun has ended: each has a deadline, but for messages of a
+  // block that has not ended.
   void waitForPendingWorks() override;
 
   void setSequenceNumberForGroup() override {}

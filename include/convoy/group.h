@@ -68,9 +68,9 @@ concept ByteString = std::same_as<T, std::string> || std::same_as<T, std::vector
 //
 // Collectives must be called in the same order on all ranks; methods may be called from any thread,
 // but then it is the callers who keep that order. A call returns when it is done, its _async form
-// returns a Work. Tensors may have any strides; where a tensor is written, autograd sees a change
-// in place. Errors are convoy::Error, c10::Error for bad arguments, and whatever a foreign backend
-// throws; docs/groups.md tells what they leave behind.
+// returns a Work. On backend "convoy" tensors may have any strides. Where a tensor is written,
+// autograd sees a change in place. Errors are convoy::Error, c10::Error for bad arguments, and
+// whatever a foreign backend throws; docs/groups.md tells what they leave behind.
 class ProcessGroup {
  public:
   ProcessGroup() = default;  // no group: nothing but bool and assignment may be used
@@ -195,7 +195,7 @@ class ProcessGroup {
 
   // --- the group ---
   // A group of these ranks of this one, in that order; nullopt on a rank that is not among them.
-  // Collective among those ranks; others need not call it.
+  // Collective among those ranks; others need not call it (on other backends they must).
   std::optional<ProcessGroup> split(const std::vector<int>& ranks,
                                     const SplitOptions& options = {}) const;
   // One group for each colour, of the ranks that pass it, in the order of `key` and then of rank.

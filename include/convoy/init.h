@@ -42,17 +42,18 @@ struct GroupConfig {
   std::shared_ptr<Store> store = nullptr;  // nullptr: rendezvous("env://"), rank and size with it
   std::optional<int> rank = {};
   std::optional<int> size = {};
-  // Groups of one store that are made at the same time by several threads need names; without one,
-  // ranks pair their groups by the order in which they make them.
+  // Groups of one store that are made at the same time by several threads need names; ranks pair
+  // their groups of one name, or of none, by the order in which they make them.
   std::string name = {};
   BackendOptions options = {};
 };
 
 // A group of its own, in no registry. Collective among its ranks. kInvalidArgument for an unknown
-// backend or option, kUnsupported for a backend or device that cannot be had, kTimeout for ranks
-// that do not come, all before anything is left behind. Thread-safe.
+// backend or option, kUnsupported for a backend or device that cannot be had, both before other
+// ranks are met; kTimeout for ranks that do not come. Thread-safe.
 //
-// Options of "convoy": threads (of one large operation; 1), read_private (true or false; true).
+// Options of "convoy": threads (of one large operation; 1), read_private (true or false; true),
+// name (in messages; the group's).
 ProcessGroup new_group(const std::string& backend, const GroupConfig& config = {});
 
 // A group with other members in place of `group`, which ends: what is pending in it fails

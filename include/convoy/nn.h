@@ -10,8 +10,9 @@
 // by the matching collective, so that the gradient is that of the sum of all ranks' losses.
 //
 // Backward communicates: every rank must run it, through the same of these calls in the same order.
-// A rank that leaves a result out of its loss lets the others wait until the group's time-out.
-// Twice differentiable. Errors and threads as for ProcessGroup.
+// A rank whose tensor does not require a gradient, or that leaves a result out of its loss, lets
+// the others wait until the group's time-out. Twice differentiable. Errors and threads as for
+// ProcessGroup.
 namespace convoy::nn {
 
 // kSum, kAvg, kPremulSum; kMin and kMax, whose gradient goes to the ranks that had the value, in
@@ -29,7 +30,8 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const ProcessGroup& group,
 // ProcessGroup::all_to_all_single; with none, equal parts.
 at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
                       const SplitsOptions& options = {});
-// The root's tensor; the gradients of all ranks meet there, others get zeros.
+// The root's tensor; the gradients of all ranks meet there, others get zeros. Only the root's
+// tensor decides whether a gradient is required.
 at::Tensor broadcast(const at::Tensor& tensor, const ProcessGroup& group,
                      const RootOptions& options = {});
 std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& tensors,

@@ -69,7 +69,8 @@ class Store {
   std::string get(const std::string& key) { return get(key, Deadline::after(timeout())); }
   // Waits until `count` callers (this one included) have called barrier with this key. A key serves
   // once; it makes the keys <key>/count, <key>/arrived and <key>/open. kInvalidArgument for one
-  // caller too many, and for all callers if they do not say the same `count`.
+  // caller too many, and for all callers if they do not say the same `count`. If one caller's
+  // deadline passes, all get kTimeout, those who come later too: nobody passes alone.
   void barrier(const std::string& key, int count, const Deadline& deadline);
 };
 

@@ -64,6 +64,11 @@ bool Engine::troubled() const {
 
 bool Engine::broken() const { return group().failed.load(std::memory_order_acquire) != 0; }
 
+std::optional<ErrorKind> Engine::failure() const {
+  if (!broken()) return std::nullopt;
+  return recorded_cause().first;
+}
+
 bool Engine::gone(int rank, std::uint64_t number) const {
   if (rank == rank_) return false;
   const std::uint64_t left = head(rank).left.load(std::memory_order_acquire);

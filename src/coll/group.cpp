@@ -94,6 +94,13 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   void run_next(std::unique_lock<std::mutex>& lock);
   void release_turn();
 
+ public:
+  std::uint64_t last_issued() {
+    const std::lock_guard lock(mutex_);
+    return last_number_;
+  }
+
+ private:
   const std::chrono::nanoseconds timeout_;
   Engine engine_;
   const CallMaker calls_;
@@ -504,6 +511,10 @@ shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().a
 void Group::abort(const std::string& why) { impl_->engine().abort(why); }
 void Group::close() { impl_->close(); }
 bool Group::broken() const { return impl_->engine().broken(); }
+
+std::optional<ErrorKind> Group::failure() const { return impl_->engine().failure(); }
+
+std::uint64_t Group::last_issued() const { return impl_->last_issued(); }
 
 std::vector<int> Group::lost_ranks() const { return impl_->engine().lost_ranks(); }
 

@@ -5,12 +5,14 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "coll/options.h"
 #include "convoy/deadline.h"
+#include "convoy/error.h"
 #include "convoy/store.h"
 #include "transport/shm/fabric.h"
 
@@ -204,7 +206,10 @@ class Group {
   // Those whom this rank's time-out, which broke the group, found missing; empty if it was
   // another's.
   std::vector<int> late_ranks() const;
-  // Number of the last operation that completed here.
+  // What broke it, as far as errors tell; nullopt while it works.
+  std::optional<ErrorKind> failure() const;
+  // Number of the last collective that was issued here, and of the last that completed.
+  std::uint64_t last_issued() const;
   std::uint64_t last_completed() const;
 
   class Impl;  // opaque

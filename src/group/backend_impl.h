@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <atomic>
+#include <map>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
@@ -47,11 +48,14 @@ class ConvoyBackend::Impl {
   coll::Group& group() { return *group_; }
   const Options& options() const { return *options_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
-  std::uint64_t number() const { return number_; }
+  c10::intrusive_ptr<Options> current_options() const;
   Completions& completions() { return *completions_; }
 
+  // c10d says "unset" with -1; nothing at all is as good.
   std::chrono::nanoseconds timeout(std::chrono::milliseconds asked) const {
-    return asked == c10d::kUnsetTimeout ? timeout_.load() : asked;
+    if (asked == c10d::kUnsetTimeout || asked == std::chrono::milliseconds::zero()) return timeout_;
+    TORCH_CHECK_VALUE(asked.count() > 0, "a time-out of ", asked.count(), " ms is no time");
+    return asked;
   }
   coll::CallOptions call(std::chrono::milliseconds asked) const {
     return {.timeout = timeout(asked)};
@@ -69,27 +73,31 @@ class ConvoyBackend::Impl {
     std::shared_ptr<Packing> packing = std::make_shared<Packing>();
     std::function<void()> after = nullptr;
 
-    // What is left to do when the bytes are there.
+    // What is left to do when the bytes are there; on any thread.
     void end() const {
       packing->unpack();
       if (!after) return;
-      const at::AutoDispatchBelowAutograd guard;
+      const at::AutoDispatchBelowADInplaceOrView guard;
       after();
     }
   };
-  template <class Start>
-  WorkPtr submit(Job job, const Start& start);
-  // A message: a part of a batch while this thread coalesces.
+  // now(group) carries it out on this thread, start(group, callback) issues it: the first if the
+  // call waits and is not part of a block.
+  template <class Now, class Start>
+  WorkPtr submit(Job job, const Now& now, const Start& start);
+  // A message, which is always issued: as a part of a batch while this thread coalesces.
   WorkPtr submit(Job job, const coll::Message& message, std::chrono::nanoseconds timeout);
-  // An operation that is carried out by run(group) on this thread, without allocating; no Work.
-  template <class Run>
-  WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, const Run& run);
+  // An operation that is carried out by now(group) on this thread, without allocating; no Work.
+  template <class Now>
+  WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, const Now& now);
   // True if a call may use at_once: it must not become part of something.
   bool alone(bool async) const { return !async && !coalescing(); }
 
   void start_coalescing();
   WorkPtr end_coalescing();
+  // Gives up the block of this thread, or of all.
   void cancel_coalescing();
+  void cancel_all(const std::string& why);
 
  private:
   struct Letter {
@@ -97,17 +105,23 @@ class ConvoyBackend::Impl {
     Job job;
     c10::intrusive_ptr<ConvoyWork> work;
   };
+  // What one thread has begun in a coalescing block.
   struct Block {
     std::vector<Letter> letters;
     std::vector<WorkPtr> works;  // of collectives, which are issued at once
   };
+  using Blocks = std::map<std::thread::id, Block>;
 
-  // True on the thread that has begun a block and not ended it.
   bool coalescing() const {
-    return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    if (open_blocks_.load(std::memory_order_relaxed) == 0)
+      return false;  // this thread's would show
+    return blocks_.lock()->contains(std::this_thread::get_id());
   }
-  c10::intrusive_ptr<ConvoyWork> make_work(const Job& job);
+  template <class Start>
+  WorkPtr begin(Job job, std::uint64_t number, const Start& start);
+  c10::intrusive_ptr<ConvoyWork> make_work(const Job& job, std::uint64_t number);
   Block take_block(const char* caller);
+  static void give_up(const Block& block, const std::string& why);
   WorkPtr send_batch(const std::vector<Letter>& letters);
 
   const c10::intrusive_ptr<Options> options_;
@@ -115,45 +129,53 @@ class ConvoyBackend::Impl {
   const std::shared_ptr<coll::Group> group_;
   // Shared with operations under way, which may outlive the backend.
   const std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
-  std::atomic<std::uint64_t> number_{0};  // of operations asked for
-  // Set and read by the same thread where it matters; others only see that it is not theirs.
-  std::atomic<std::thread::id> coalescing_thread_{};
-  Guarded<Block> block_;
+  std::atomic<std::uint64_t> messages_{0};  // begun
+  mutable Guarded<Blocks> blocks_;
+  std::atomic<std::size_t> open_blocks_{0};  // of blocks_, so that without one nothing is locked
 };
 
-template <class Run>
+// The two ways of Impl::submit to call one method of coll::Group.
+#define CONVOY_NOW_OR_LATER(method, ...)                           \
+  [&](coll::Group& group) { group.method(__VA_ARGS__); },          \
+      [&](coll::Group& group, const coll::Group::Callback& done) { \
+        return group.method##_async(__VA_ARGS__, done);            \
+      }
+
+template <class Now>
 WorkPtr ConvoyBackend::Impl::at_once(OpType op, const char* title, const at::Tensor& tensor,
-                                     const Run& run) {
-  const std::uint64_t number = ++number_;
+                                     const Now& now) {
   RECORD_FUNCTION(title, std::vector<c10::IValue>({tensor}));
-  const auto start = Completions::Clock::now();
-  run(*group_);
-  completions_->tell(op, number, start);
+  const Completions::Told told(*completions_, *group_, op);
+  now(*group_);
+  return nullptr;
+}
+
+template <class Now, class Start>
+WorkPtr ConvoyBackend::Impl::submit(Job job, const Now& now, const Start& start) {
+  if (!alone(job.asynchronous)) {
+    auto work = begin(std::move(job), group_->last_issued() + 1, start);
+    if (coalescing()) (*blocks_.lock())[std::this_thread::get_id()].works.push_back(work);
+    return work;
+  }
+  RECORD_FUNCTION(job.title, std::vector<c10::IValue>(job.inputs.begin(), job.inputs.end()));
+  const Completions::Told told(*completions_, *group_, job.op);
+  now(*group_);
+  job.end();
   return nullptr;
 }
 
 template <class Start>
-WorkPtr ConvoyBackend::Impl::submit(Job job, const Start& start) {
-  if (alone(job.asynchronous)) {
-    const std::uint64_t number = ++number_;
-    RECORD_FUNCTION(job.title, std::vector<c10::IValue>(job.inputs.begin(), job.inputs.end()));
-    const auto begin = Completions::Clock::now();
-    start(*group_, nullptr).wait();
-    job.end();
-    completions_->tell(job.op, number, begin);
-    return nullptr;
-  }
-  auto work = make_work(job);
+WorkPtr ConvoyBackend::Impl::begin(Job job, std::uint64_t number, const Start& start) {
+  auto work = make_work(job, number);
   const auto done = [work, job = std::move(job)](const std::exception_ptr& error) {
     work->complete_after([&] { job.end(); }, error);
   };
   try {
     work->attach(start(*group_, done));
-  } catch (...) {
-    work->give_up();
+  } catch (...) {  // nothing was issued
+    work->complete_after([] {}, std::current_exception());
     throw;
   }
-  if (coalescing()) block_.lock()->works.push_back(work);
   return work;
 }
 

@@ -1,6 +1,7 @@
 // ConvoyBackend: messages, barriers, and blocks of operations that count as one.
 #include "base/concat.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "group/backend_impl.h"
 
 namespace convoy {
@@ -9,7 +10,7 @@ namespace {
 // The words of Gloo's monitored barrier, which programs and tests look for.
 std::string monitored_barrier_text(int rank, const std::vector<int>& late, bool wait_all,
                                    std::chrono::milliseconds limit) {
-  if (rank != 0 || late.empty()) {
+  if (rank != 0) {
     return concat("Rank ", rank,
                   " successfully reached monitoredBarrier, but received errors while waiting for "
                   "send/recv from rank 0. Please check rank 0 logs for faulty rank.");
@@ -71,13 +72,15 @@ WorkPtr ConvoyBackend::recv(Tensors& tensors, int source, int tag,
 
 WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message,
                                     std::chrono::nanoseconds timeout) {
+  const std::uint64_t number = ++messages_;
   if (coalescing()) {
-    auto work = make_work(job);
-    block_.lock()->letters.push_back({message, std::move(job), work});
+    auto work = make_work(job, number);
+    (*blocks_.lock())[std::this_thread::get_id()].letters.push_back(
+        {message, std::move(job), work});
     return work;
   }
   const coll::MessageOptions options{.tag = message.tag, .timeout = timeout};
-  return submit(std::move(job), [&](coll::Group& group, auto&& done) {
+  return begin(std::move(job), number, [&](coll::Group& group, const auto& done) {
     return message.kind == coll::Message::Kind::kSend
                ? group.send_async(message.data, message.count, message.type, message.peer, options,
                                   done)
@@ -86,28 +89,71 @@ WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message,
   });
 }
 
+void ConvoyBackend::send_now(const at::Tensor& tensor, int target, int tag,
+                             std::chrono::milliseconds timeout) {
+  const coll::MessageOptions options{.tag = static_cast<std::uint32_t>(tag),
+                                     .timeout = impl_->timeout(timeout)};
+  Packing packing;
+  const Piece piece = packing.input(tensor);
+  impl_->at_once(OpType::SEND, "convoy:send", tensor, [&](coll::Group& group) {
+    group.send(piece.data, piece.count, element_type(tensor.scalar_type()), target, options);
+  });
+}
+
+int ConvoyBackend::recv_now(const at::Tensor& tensor, int source, int tag,
+                            std::chrono::milliseconds timeout) {
+  const coll::MessageOptions options{.tag = static_cast<std::uint32_t>(tag),
+                                     .timeout = impl_->timeout(timeout)};
+  Packing packing;
+  const Piece piece = packing.output(tensor);
+  int sender = source;
+  const auto op = source == coll::kAnyRank ? OpType::RECVANYSOURCE : OpType::RECV;
+  impl_->at_once(op, "convoy:recv", tensor, [&](coll::Group& group) {
+    sender =
+        group.recv(piece.data, piece.count, element_type(tensor.scalar_type()), source, options);
+  });
+  packing.unpack();
+  return sender;
+}
+
 // --- blocks ---
 
 void ConvoyBackend::Impl::start_coalescing() {
-  std::thread::id nobody;
-  if (!coalescing_thread_.compare_exchange_strong(nobody, std::this_thread::get_id())) {
-    fail(ErrorKind::kInvalidArgument, "startCoalescing: ",
-         coalescing() ? "the block before has not ended" : "another thread has begun a block");
+  if (coalescing()) {
+    // Somebody left it by an exception; c10d has no way to say so.
+    log_warn("startCoalescing: the block that this thread had begun is given up");
+    cancel_coalescing();
   }
+  auto blocks = blocks_.lock();
+  blocks->try_emplace(std::this_thread::get_id());
+  open_blocks_.store(blocks->size(), std::memory_order_relaxed);
 }
 
 ConvoyBackend::Impl::Block ConvoyBackend::Impl::take_block(const char* caller) {
-  if (!coalescing()) {
-    fail(ErrorKind::kInvalidArgument, caller, ": this thread has not begun a block");
-  }
-  Block block = std::exchange(*block_.lock(), {});
-  coalescing_thread_.store({});
-  return block;
+  auto blocks = blocks_.lock();
+  auto found = blocks->extract(std::this_thread::get_id());
+  if (!found) fail(ErrorKind::kInvalidArgument, caller, ": this thread has not begun a block");
+  open_blocks_.store(blocks->size(), std::memory_order_relaxed);
+  return std::move(found.mapped());
+}
+
+void ConvoyBackend::Impl::give_up(const Block& block, const std::string& why) {
+  const auto error = std::make_exception_ptr(Error(ErrorKind::kInvalidArgument, why));
+  for (const auto& letter : block.letters) letter.work->complete_after([] {}, error);
 }
 
 void ConvoyBackend::Impl::cancel_coalescing() {
-  const Block block = take_block("cancel_coalescing");
-  for (const auto& letter : block.letters) letter.work->give_up();
+  give_up(take_block("cancel_coalescing"), "the block of which the message was part was given up");
+}
+
+void ConvoyBackend::Impl::cancel_all(const std::string& why) {
+  Blocks blocks;
+  {
+    auto all = blocks_.lock();
+    blocks.swap(*all);
+    open_blocks_.store(0, std::memory_order_relaxed);
+  }
+  for (const auto& [thread, block] : blocks) give_up(block, why);
 }
 
 WorkPtr ConvoyBackend::Impl::end_coalescing() {
@@ -124,7 +170,7 @@ WorkPtr ConvoyBackend::Impl::send_batch(const std::vector<Letter>& letters) {
     messages.push_back(letter.message);
     whole.outputs.insert(whole.outputs.end(), letter.job.outputs.begin(), letter.job.outputs.end());
   }
-  const auto work = make_work(whole);
+  const auto work = make_work(whole, messages_);
   const auto done = [work, letters](const std::exception_ptr& error) {
     for (const auto& letter : letters) {
       letter.work->complete_after([&] { letter.job.end(); }, error);
@@ -136,8 +182,7 @@ WorkPtr ConvoyBackend::Impl::send_batch(const std::vector<Letter>& letters) {
     work->attach(batch);
     for (const auto& letter : letters) letter.work->attach(batch);
   } catch (...) {  // nothing was issued
-    work->give_up();
-    for (const auto& letter : letters) letter.work->give_up();
+    done(std::current_exception());
     throw;
   }
   return work;
@@ -155,9 +200,8 @@ WorkPtr ConvoyBackend::barrier(const c10d::BarrierOptions& opts) {
     return impl_->at_once(OpType::BARRIER, "convoy:barrier", {},
                           [&](coll::Group& group) { group.barrier(options); });
   }
-  return impl_->submit(
-      {OpType::BARRIER, "convoy:barrier", true, {}, {}},
-      [&](coll::Group& group, auto&& done) { return group.barrier_async(options, done); });
+  return impl_->submit({OpType::BARRIER, "convoy:barrier", true, {}, {}},
+                       CONVOY_NOW_OR_LATER(barrier, options));
 }
 
 void ConvoyBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) {
@@ -167,13 +211,15 @@ void ConvoyBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
   auto options = impl_->call(opts.timeout);
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(options.timeout);
   if (getRank() != 0) options.timeout += std::max<std::chrono::nanoseconds>(kBehind, limit / 10);
+  const bool worked = !impl_->group().broken();
   try {
     impl_->at_once(OpType::BARRIER, "convoy:monitored_barrier", {},
                    [&](coll::Group& group) { group.monitored_barrier(options); });
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kTimeout) throw;
-    fail(ErrorKind::kTimeout,
-         monitored_barrier_text(getRank(), impl_->group().late_ranks(), wait_all, limit), "\n",
+    // Another operation's time-out, or on rank 0 another rank's, has words of its own.
+    const auto late = impl_->group().late_ranks();
+    if (error.kind() != ErrorKind::kTimeout || !worked || (getRank() == 0 && late.empty())) throw;
+    fail(ErrorKind::kTimeout, monitored_barrier_text(getRank(), late, wait_all, limit), "\n",
          error.what());
   }
 }

@@ -50,9 +50,8 @@ WorkPtr ConvoyBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
       }
     };
   }
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.broadcast_async(piece.data, piece.data, piece.count, type, root, options, done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(broadcast, piece.data, piece.data,
+                                                           piece.count, type, root, options));
 }
 
 WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -80,12 +79,14 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
     const Piece from = job.packing->input(inputs[0]);
     std::vector<Piece> to;
     for (const auto& tensor : outputs[0]) to.push_back(job.packing->output(tensor));
-    return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-      return group.all_gather_v_async(from, to, type, options, done);
-    });
+    return impl_->submit(std::move(job),
+                         CONVOY_NOW_OR_LATER(all_gather_v, from, to, type, options));
   }
   // Several inputs: rank r's input j is at r * each + j of every output list.
   c10d::assertTypeAndSizesMatch(refuse, inputs);
+  for (const auto& list : outputs) {
+    c10d::assertTypeAndSizesMatch(refuse, list, inputs[0].options(), inputs[0].sizes());
+  }
   const at::AutoDispatchBelowAutograd guard;
   const at::Tensor mine = at::stack(inputs);
   auto shape = mine.sizes().vec();
@@ -103,9 +104,8 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   };
   const Piece from = job.packing->input(mine);
   const Piece to = job.packing->output(all);
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_gather_async(from.data, to.data, from.count, type, options, done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather, from.data, to.data,
+                                                           from.count, type, options));
 }
 
 WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -126,9 +126,8 @@ WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
       OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", opts.asyncOp, {input}, {output}};
   const Piece from = job.packing->input(input);
   const Piece to = job.packing->output(output);
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_gather_async(from.data, to.data, from.count, type, options, done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather, from.data, to.data,
+                                                           from.count, type, options));
 }
 
 WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -169,10 +168,9 @@ WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
       }
     }
   };
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_gather_coalesced_async(from, to, coll::DataType::kU8,
-                                            impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(std::move(job),
+                       CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to, coll::DataType::kU8,
+                                           impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -194,10 +192,9 @@ WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
     from.push_back(Packing::bytes(job.packing->input(inputs[i]), inputs[i]));
     to.push_back(Packing::bytes(job.packing->output(outputs[i]), outputs[i]));
   }
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_gather_coalesced_async(from, to, coll::DataType::kU8,
-                                            impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(std::move(job),
+                       CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to, coll::DataType::kU8,
+                                           impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -220,9 +217,8 @@ WorkPtr ConvoyBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     c10d::assertEmptyOutputTensorList(refuse, outputs);
   }
   const auto type = element_type(inputs[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.gather_v_async(from, to, type, root, impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(gather_v, from, to, type, root,
+                                                           impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -245,9 +241,8 @@ WorkPtr ConvoyBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     c10d::assertEmptyInputTensorList(refuse, inputs);
   }
   const auto type = element_type(outputs[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.scatter_v_async(from, to, type, root, impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(scatter_v, from, to, type, root,
+                                                           impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -262,9 +257,8 @@ WorkPtr ConvoyBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const auto from = cut(job.packing->input(input), input, input_splits, getSize());
   const auto to = cut(job.packing->output(output), output, output_splits, getSize());
   const auto type = element_type(input.scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_to_all_v_async(from, to, type, impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(
+      std::move(job), CONVOY_NOW_OR_LATER(all_to_all_v, from, to, type, impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -283,9 +277,8 @@ WorkPtr ConvoyBackend::alltoall(Tensors& outputs, Tensors& inputs,
     to.push_back(job.packing->output(outputs[r]));
   }
   const auto type = element_type(inputs[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_to_all_v_async(from, to, type, impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(
+      std::move(job), CONVOY_NOW_OR_LATER(all_to_all_v, from, to, type, impl_->call(opts.timeout)));
 }
 
 }  // namespace convoy

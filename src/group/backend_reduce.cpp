@@ -1,6 +1,10 @@
 // ConvoyBackend: operations that combine.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
+#include "base/concat.h"
+#include "base/error.h"
+#include "base/id.h"
 #include "group/backend_impl.h"
 
 namespace convoy {
@@ -55,9 +59,8 @@ WorkPtr ConvoyBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   }
   const Piece piece = job.packing->in_out(all);
   const auto type = element_type(all.scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_reduce_async(piece.data, piece.data, piece.count, type, options, done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_reduce, piece.data, piece.data,
+                                                           piece.count, type, options));
 }
 
 WorkPtr ConvoyBackend::allreduce_coalesced(Tensors& tensors,
@@ -75,57 +78,71 @@ WorkPtr ConvoyBackend::allreduce_coalesced(Tensors& tensors,
   std::vector<Piece> pieces;
   for (const auto& tensor : tensors) pieces.push_back(job.packing->in_out(tensor));
   const auto type = element_type(tensors[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_reduce_coalesced_async(pieces, pieces, type, options, done);
-  });
+  return impl_->submit(std::move(job),
+                       CONVOY_NOW_OR_LATER(all_reduce_coalesced, pieces, pieces, type, options));
 }
 
 // Sums of sparse tensors: everyone gathers everyone's entries, of which each may have another
 // number.
 WorkPtr ConvoyBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const auto refuse = refuse_as("allreduce");
-  c10d::assertSingleElement(refuse, tensors);
+  c10d::assertNonEmpty(refuse, tensors);
   const at::Tensor& tensor = tensors[0];
-  if (tensor.layout() != c10::kSparse) refuse("requires a sparse tensor");
+  for (const auto& one : tensors) {
+    if (one.layout() != c10::kSparse) refuse("requires sparse tensors");
+    if (one.scalar_type() != tensor.scalar_type()) refuse("invalid tensor type");
+    if (!one.sizes().equals(tensor.sizes()) || one.sparse_dim() != tensor.sparse_dim()) {
+      refuse("invalid tensor size");
+    }
+  }
   const auto options = impl_->call(opts.reduceOp, opts.timeout);
-  if (options.op != coll::ReduceOp::kSum)
+  if (options.op != coll::ReduceOp::kSum) {
     refuse("unsupported reduction operation for sparse tensors");
+  }
+  const auto type = element_type(tensor.scalar_type());
 
-  const at::AutoDispatchBelowAutograd guard;
-  const auto mine = tensor.is_coalesced() ? tensor : tensor.coalesce();
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  at::Tensor mine = tensor;
+  for (std::size_t i = 1; i < tensors.size(); ++i) mine = mine + tensors[i];
+  if (!mine.is_coalesced()) mine = mine.coalesce();
   const auto indices = mine._indices().contiguous();
   const auto values = mine._values().contiguous();
   const auto n = static_cast<std::size_t>(getSize());
-  // How many entries each has is needed before their memory can be made.
-  std::vector<std::int64_t> entries(n);
-  const std::int64_t own = values.size(0);
-  impl_->group().all_gather(&own, entries.data(), 1, coll::DataType::kI64,
-                            impl_->call(opts.timeout));
+  // How many entries each has is needed before their memory can be made; with it goes what must be
+  // equal.
+  const std::string shape = concat(c10::str(tensor.sizes()), ", ", tensor.sparse_dim(),
+                                   " of them sparse, ", c10::toString(tensor.scalar_type()));
+  const std::int64_t own[] = {values.size(0), static_cast<std::int64_t>(hash_text(shape))};
+  std::vector<std::int64_t> all(2 * n);
+  impl_->group().all_gather(own, all.data(), 2, coll::DataType::kI64, impl_->call(opts.timeout));
+  for (std::size_t r = 0; r < n; ++r) {
+    if (all[2 * r + 1] == own[1]) continue;
+    fail(ErrorKind::kInvalidArgument, "all_reduce of sparse tensors, rank ", getRank(), " of ", n,
+         ": ranks disagree: Sparse dimensions do not match: rank ", r,
+         " has another shape or type than this one's ", shape);
+  }
   Tensors all_indices, all_values;
   std::vector<Piece> index_pieces, value_pieces;
   for (std::size_t r = 0; r < n; ++r) {
-    all_indices.push_back(at::empty({indices.size(0), entries[r]}, indices.options()));
-    auto shape = values.sizes().vec();
-    shape[0] = entries[r];
-    all_values.push_back(at::empty(shape, values.options()));
+    all_indices.push_back(at::empty({indices.size(0), all[2 * r]}, indices.options()));
+    auto sizes = values.sizes().vec();
+    sizes[0] = all[2 * r];
+    all_values.push_back(at::empty(sizes, values.options()));
     index_pieces.push_back({all_indices[r].data_ptr(), count_of(all_indices[r])});
     value_pieces.push_back({all_values[r].data_ptr(), count_of(all_values[r])});
   }
   impl_->group().all_gather_v({indices.data_ptr(), count_of(indices)}, index_pieces,
                               coll::DataType::kI64, impl_->call(opts.timeout));
   Impl::Job job{OpType::ALLREDUCE, "convoy:sparse_all_reduce", opts.asyncOp, tensors, tensors};
-  job.packing->input(values);
-  job.after = [tensor, all_indices, all_values] {
-    auto sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0),
-                                     tensor.sizes(), tensor.options())
-                   .coalesce();
-    at::Tensor(tensor).copy_(sum);
+  const Piece from = job.packing->input(values);
+  job.after = [tensors, all_indices, all_values] {
+    const auto sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0),
+                                           tensors[0].sizes(), tensors[0].options())
+                         .coalesce();
+    for (const auto& one : tensors) at::Tensor(one).copy_(sum);
   };
-  const auto type = element_type(values.scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.all_gather_v_async({values.data_ptr(), count_of(values)}, value_pieces, type,
-                                    impl_->call(opts.timeout), done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather_v, from, value_pieces, type,
+                                                           impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -139,9 +156,8 @@ WorkPtr ConvoyBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts)
   const bool is_root = getRank() == root;
   const Piece piece = is_root ? job.packing->in_out(tensors[0]) : job.packing->input(tensors[0]);
   const auto type = element_type(tensors[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.reduce_async(piece.data, piece.data, piece.count, type, root, options, done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(reduce, piece.data, piece.data,
+                                                           piece.count, type, root, options));
 }
 
 WorkPtr ConvoyBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -158,9 +174,8 @@ WorkPtr ConvoyBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
   }
   const Piece output = job.packing->output(outputs[0]);
   const auto type = element_type(outputs[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.reduce_scatter_v_async(pieces, output, type, options, done);
-  });
+  return impl_->submit(std::move(job),
+                       CONVOY_NOW_OR_LATER(reduce_scatter_v, pieces, output, type, options));
 }
 
 WorkPtr ConvoyBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -182,9 +197,8 @@ WorkPtr ConvoyBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
       OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", opts.asyncOp, {input}, {output}};
   const Piece from = job.packing->input(input);
   const Piece to = job.packing->output(output);
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.reduce_scatter_async(from.data, to.data, to.count, type, options, done);
-  });
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(reduce_scatter, from.data, to.data,
+                                                           to.count, type, options));
 }
 
 WorkPtr ConvoyBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -208,9 +222,8 @@ WorkPtr ConvoyBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
     to.push_back(job.packing->output(outputs[i]));
   }
   const auto type = element_type(outputs[0].scalar_type());
-  return impl_->submit(std::move(job), [&](coll::Group& group, auto&& done) {
-    return group.reduce_scatter_coalesced_async(from, to, type, options, done);
-  });
+  return impl_->submit(std::move(job),
+                       CONVOY_NOW_OR_LATER(reduce_scatter_coalesced, from, to, type, options));
 }
 
 }  // namespace convoy

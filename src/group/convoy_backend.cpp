@@ -48,6 +48,12 @@ ConvoyBackend::Impl::Impl(const std::shared_ptr<Store>& store, int rank, int siz
            .threads = options_->threads,
            .read_private = options_->read_private})) {}
 
+c10::intrusive_ptr<ConvoyBackend::Options> ConvoyBackend::Impl::current_options() const {
+  auto options = c10::make_intrusive<Options>(*options_);
+  options->timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout_.load());
+  return options;
+}
+
 coll::ReduceOptions ConvoyBackend::Impl::call(const c10d::ReduceOp& op,
                                               std::chrono::milliseconds asked) const {
   coll::ReduceOptions options = reduce_options(op);
@@ -55,17 +61,20 @@ coll::ReduceOptions ConvoyBackend::Impl::call(const c10d::ReduceOp& op,
   return options;
 }
 
-c10::intrusive_ptr<ConvoyWork> ConvoyBackend::Impl::make_work(const Job& job) {
+c10::intrusive_ptr<ConvoyWork> ConvoyBackend::Impl::make_work(const Job& job,
+                                                              std::uint64_t number) {
   return c10::make_intrusive<ConvoyWork>(
-      ConvoyWork::Description{group_->rank(), job.op, job.title, ++number_}, job.inputs,
-      job.outputs, completions_);
+      ConvoyWork::Description{group_->rank(), job.op, job.title, number}, job.inputs, job.outputs,
+      completions_);
 }
 
 ConvoyBackend::ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int size,
                              const c10::intrusive_ptr<Options>& options)
     : Backend(rank, size),
-      impl_(std::make_unique<Impl>(store, rank, size,
-                                   options ? options : c10::make_intrusive<Options>())) {
+      // A copy: the caller's may change.
+      impl_(std::make_unique<Impl>(
+          store, rank, size,
+          options ? c10::make_intrusive<Options>(*options) : c10::make_intrusive<Options>())) {
   init();
 }
 
@@ -76,12 +85,15 @@ ConvoyBackend::ConvoyBackend(const c10::intrusive_ptr<c10d::Store>& store, int r
 ConvoyBackend::~ConvoyBackend() = default;
 
 c10::intrusive_ptr<c10d::Backend::Options> ConvoyBackend::getBackendOptions() {
-  return c10::make_intrusive<Options>(impl_->options());
+  return impl_->current_options();
 }
 
-void ConvoyBackend::setTimeout(std::chrono::milliseconds timeout) { impl_->set_timeout(timeout); }
+void ConvoyBackend::setTimeout(std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(timeout.count() > 0, "a time-out of ", timeout.count(), " ms is no time");
+  impl_->set_timeout(timeout);
+}
 
-uint64_t ConvoyBackend::getSequenceNumberForGroup() { return impl_->number(); }
+uint64_t ConvoyBackend::getSequenceNumberForGroup() { return impl_->group().last_issued(); }
 
 c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -98,7 +110,7 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
 c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  auto options = c10::make_intrusive<Options>(impl_->options());
+  auto options = impl_->current_options();
   if (opts) {
     options->timeout = opts->timeout;
     options->group_name = opts->group_name;
@@ -129,11 +141,20 @@ void ConvoyBackend::waitForPendingWorks() { impl_->completions().wait_for_all();
 
 std::vector<int> ConvoyBackend::lost_ranks() const { return impl_->group().lost_ranks(); }
 
-void ConvoyBackend::abort() { impl_->group().abort("abort() was called"); }
-void ConvoyBackend::shutdown() { impl_->group().close(); }
+void ConvoyBackend::abort() {
+  impl_->cancel_all("abort() was called");
+  impl_->group().abort("abort() was called");
+}
+
+void ConvoyBackend::shutdown() {
+  impl_->cancel_all("shutdown() was called");
+  impl_->group().close();
+}
 
 c10d::ErrorType ConvoyBackend::getError() {
-  return impl_->group().broken() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  const auto failure = impl_->group().failure();
+  if (!failure) return c10d::ErrorType::SUCCESS;
+  return *failure == ErrorKind::kTimeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
 }
 
 }  // namespace convoy

@@ -25,7 +25,20 @@ void settle(const FuturePtr& future, const std::exception_ptr& error,
     }
   } catch (const std::exception& thrown) {
     log_warn("a callback of an operation's future threw: ", thrown.what());
+  } catch (...) {
+    log_warn("a callback of an operation's future threw something that is no std::exception");
   }
+}
+
+c10d::WorkResult verdict(const c10::ivalue::Future& done) {
+  if (!done.hasError()) return c10d::WorkResult::SUCCESS;
+  try {
+    std::rethrow_exception(done.exception_ptr());
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout) return c10d::WorkResult::TIMEOUT;
+  } catch (...) {
+  }
+  return c10d::WorkResult::COMM_ERROR;
 }
 
 }  // namespace
@@ -50,7 +63,26 @@ void Completions::tell(c10d::OpType op, std::uint64_t number, Clock::time_point 
     (*hook)(std::make_shared<c10d::WorkInfo>(op, number, start, now, now - start));
   } catch (const std::exception& thrown) {
     log_warn("a completion hook threw: ", thrown.what());
+  } catch (...) {
+    log_warn("a completion hook threw something that is no std::exception");
   }
+}
+
+Completions::Told::Told(Completions& completions, const coll::Group& group, c10d::OpType op)
+    : completions_(completions.hooked_.load(std::memory_order_acquire) ? &completions : nullptr),
+      group_(&group),
+      op_(op) {
+  if (!completions_) return;
+  before_ = group.last_issued();
+  start_ = Clock::now();
+}
+
+Completions::Told::~Told() {
+  if (!completions_) return;
+  const std::uint64_t number = group_->last_issued();
+  const bool message =
+      op_ == c10d::OpType::SEND || op_ == c10d::OpType::RECV || op_ == c10d::OpType::RECVANYSOURCE;
+  if (message || number != before_) completions_->tell(op_, message ? 0 : number, start_);
 }
 
 void Completions::wait_for_all() {
@@ -70,9 +102,13 @@ ConvoyWork::ConvoyWork(const Description& what,
   completions_->begin();
 }
 
-void ConvoyWork::give_up() { completions_->end(); }
+void ConvoyWork::attach(coll::Work work) {
+  if (work.number() != 0) number_ = work.number();
+  work_ = std::move(work);
+}
 
 void ConvoyWork::complete_after(const std::function<void()>& end, std::exception_ptr error) {
+  if (ended_.exchange(true)) return;
   if (!error) {
     try {
       end();
@@ -89,6 +125,7 @@ void ConvoyWork::complete_after(const std::function<void()>& end, std::exception
 
 bool ConvoyWork::wait(std::chrono::milliseconds timeout) {
   if (!work_) {
+    if (isCompleted()) return Work::wait(kNoTimeout);  // a block that was given up
     fail(ErrorKind::kInvalidArgument,
          "wait(): the operation is part of a coalescing block; end the block first");
   }
@@ -122,8 +159,7 @@ std::vector<at::Tensor> ConvoyWork::result() {
 FuturePtr ConvoyWork::getFutureResult() {
   auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   future_->addCallback([result](c10::ivalue::Future& done) {
-    const auto value = done.hasError() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
-    result->markCompleted(c10::IValue(static_cast<std::uint8_t>(value)));
+    result->markCompleted(c10::IValue(static_cast<std::uint8_t>(verdict(done))));
   });
   return result;
 }
@@ -153,8 +189,11 @@ FuturePtr CoalescedWork::getFuture() {
           error = work->exception();
           break;
         }
-        const auto part = work->result();
-        all.insert(all.end(), part.begin(), part.end());
+        try {
+          const auto part = work->result();
+          all.insert(all.end(), part.begin(), part.end());
+        } catch (const std::exception&) {  // a foreign one need not have a result
+        }
       }
       settle(together, error, all);
     });
@@ -180,11 +219,18 @@ std::exception_ptr CoalescedWork::exception() const {
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   const auto deadline = Deadline::after(timeout);
-  for (const auto& work : works_) {
+  std::exception_ptr first;
+  for (const auto& work : works_) {  // all: until then they use their tensors
     const bool limited = timeout != kNoTimeout;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    work->wait(limited ? std::max(left, std::chrono::milliseconds(1)) : kNoTimeout);
+    try {
+      work->wait(limited ? std::max(left, std::chrono::milliseconds(1)) : kNoTimeout);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
   }
+  if (first) std::rethrow_exception(first);
+  synchronize();
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -24,8 +25,25 @@ class Completions {
   void end();
   // Runs the hook; what it throws is logged.
   void tell(c10d::OpType op, std::uint64_t number, Clock::time_point start);
-  // Until nothing is under way. Every operation has a deadline.
+  // Until nothing is under way.
   void wait_for_all();
+
+  // Tells of an operation that this thread carries out while it exists, however it ends, unless it
+  // was refused.
+  class Told {
+   public:
+    Told(Completions& completions, const coll::Group& group, c10d::OpType op);
+    ~Told();
+    Told(const Told&) = delete;
+    Told& operator=(const Told&) = delete;
+
+   private:
+    Completions* completions_;  // nullptr: nobody listens
+    const coll::Group* group_;
+    c10d::OpType op_;
+    std::uint64_t before_ = 0;
+    Clock::time_point start_;
+  };
 
  private:
   struct State {
@@ -50,14 +68,11 @@ class ConvoyWork final : public c10d::Work {
 
   // Before it is handed out or, for a part of a batch, when the batch is issued: what carries it
   // out.
-  void attach(coll::Work work) { work_ = std::move(work); }
-  // Instead of attach: it never began.
-  void give_up();
-  // The end: `error`, or what end() throws, or success. Called once, from any thread.
+  void attach(coll::Work work);
+  // The end: `error`, or what end() throws, or success. From any thread; only the first counts.
   void complete_after(const std::function<void()>& end, std::exception_ptr error);
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  void synchronize() override {}
   void abort() override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
@@ -71,7 +86,8 @@ class ConvoyWork final : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   const std::shared_ptr<Completions> completions_;
   const Completions::Clock::time_point start_;
-  const std::uint64_t number_;
+  std::atomic<std::uint64_t> number_;  // of a collective only sure when it is attached
+  std::atomic<bool> ended_{false};
   Completions::Clock::time_point end_;  // before completed_ is set
   std::optional<coll::Work> work_;
 };
@@ -85,7 +101,6 @@ class CoalescedWork final : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  void synchronize() override {}
   std::vector<at::Tensor> result() override;
   // Needs the futures of all of them.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

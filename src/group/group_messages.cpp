@@ -1,5 +1,6 @@
 // ProcessGroup: messages and batches of them.
 #include "base/error.h"
+#include "base/log.h"
 #include "group/convoy_work.h"
 #include "group/process_group_impl.h"
 
@@ -31,19 +32,29 @@ WorkPtr recv(ProcessGroup::Impl& impl, const at::Tensor& tensor, int source,
 }
 
 // c10d's messages have no time-out of their own: a foreign one gets it at the wait.
-void finish(const WorkPtr& work, const ProcessGroup::Impl& impl, milliseconds timeout) {
+void finish(const WorkPtr& work, milliseconds timeout) {
   if (!work) return;
-  if (impl.own || timeout == milliseconds::zero()) {
+  if (timeout == milliseconds::zero()) {
     work->wait();
   } else {
     work->wait(timeout);
   }
 }
 
+// c10d has no other way to leave a block.
+void end_quietly(c10d::Backend& backend) noexcept {
+  try {
+    backend.endCoalescing();
+  } catch (const std::exception& error) {
+    log_warn("leaving a batch that failed: ", error.what());
+  }
+}
+
 }  // namespace
 
 void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptions& options) const {
-  finish(convoy::send(impl(), tensor, target, options), impl(), options.timeout);
+  if (impl().own) return impl().own->send_now(tensor, target, options.tag, options.timeout);
+  finish(convoy::send(impl(), tensor, target, options), options.timeout);
 }
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, int target,
@@ -52,9 +63,13 @@ Work ProcessGroup::send_async(const at::Tensor& tensor, int target,
 }
 
 int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options) const {
+  if (impl().own) {
+    changes(tensor);
+    return impl().own->recv_now(tensor, source, options.tag, options.timeout);
+  }
   const auto work = convoy::recv(impl(), tensor, source, options);
-  finish(work, impl(), options.timeout);
-  return source == kAnySource ? work->sourceRank() : source;
+  finish(work, options.timeout);
+  return source == kAnySource && work ? work->sourceRank() : source;
 }
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, int source,
@@ -103,7 +118,11 @@ Work ProcessGroup::Batch::start() {
                                  : convoy::recv(*impl_, item.tensor, item.peer, options));
     }
   } catch (...) {
-    if (impl_->own) impl_->own->cancel_coalescing();
+    if (impl_->own) {
+      impl_->own->cancel_coalescing();
+    } else if (together) {
+      end_quietly(*impl_->backend);
+    }
     throw;
   }
   if (together) return Work(impl_->backend->endCoalescing());

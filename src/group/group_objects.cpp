@@ -159,6 +159,9 @@ template <ByteString Bytes>
 Bytes ProcessGroup::recv_object(int source, const MessageOptions& options) const {
   const auto length = at::empty({1}, at::kLong);
   const int sender = recv(length, source, options);
+  if (length.item<std::int64_t>() < 0) {
+    fail(ErrorKind::kInvalidArgument, "recv_object: what rank ", sender, " sent is no object");
+  }
   auto object = make<Bytes>(length.item<std::int64_t>());
   recv(view_of(object), sender, options);
   return object;

@@ -43,7 +43,7 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
   }
   const auto mine = std::find(ranks.begin(), ranks.end(), rank());
   if (mine == ranks.end() && impl().own) return std::nullopt;
-  const int again = (*impl().splits.lock())[ranks]++;
+  const int again = (*impl().splits.lock())[{options.name, ranks}]++;
   const std::string members = join(ranks);
   const auto key = concat("split/", options.name, "/", members, "/", again);
   const auto store = with_prefix(impl().store, key);
@@ -58,6 +58,8 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                         .timeout = more->timeout};
   auto backend = impl().backend->split(to_c10d(with_prefix(store, "backend")), ranks, more);
   if (!backend) return std::nullopt;
+  if (!impl().own)
+    backend->setTimeout(adopted.timeout);  // some take only options of their own kind
   return from(std::move(backend), adopted);
 }
 

@@ -38,18 +38,17 @@ struct Place {
   int size;
 };
 
-// Names without a name of their own are numbered in the store, by rank: every rank counts alike.
+// Groups are numbered in the store, by rank and name: every rank counts alike, and a name can be
+// used again.
 ProcessGroup make_group(const std::string& backend, const GroupConfig& config, const Place& place) {
-  const auto factory = find_backend(backend, config.options);
+  const auto factory = find_backend(backend, config.device, config.options);
   if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
     fail(ErrorKind::kInvalidArgument, "new_group: rank ", place.rank, " of ", place.size,
          " ranks makes no sense");
   }
-  std::string name = config.name;
-  if (name.empty()) {
-    name = concat("group-", place.store->add(concat("convoy/groups/", place.rank), 1));
-  }
-  const auto keys = with_prefix(place.store, "convoy/group/" + name);
+  const auto number = place.store->add(concat("convoy/groups/", place.rank, "/", config.name), 1);
+  const auto name = config.name.empty() ? concat("group-", number) : config.name;
+  const auto keys = with_prefix(place.store, concat("convoy/group/", config.name, "/", number));
   BackendOptions options = config.options;
   if (backend == "convoy") options.try_emplace("name", name);
   auto made = factory(with_prefix(keys, "backend"), place.rank, place.size, config.timeout,
@@ -79,7 +78,7 @@ ProcessGroup init(const InitOptions& options) {
     }
     return (*existing)->group;
   }
-  find_backend(options.backend, options.options);  // before anybody waits
+  find_backend(options.backend, c10::DeviceType::CPU, options.options);  // before anybody waits
   const auto place = meet(options.method, options.rank, options.size, options.timeout);
   auto group =
       make_group(options.backend,
@@ -89,7 +88,7 @@ ProcessGroup init(const InitOptions& options) {
 }
 
 ProcessGroup new_group(const std::string& backend, const GroupConfig& config) {
-  find_backend(backend, config.options);
+  find_backend(backend, config.device, config.options);  // before anybody waits
   if (!config.store) {
     return make_group(backend, config, meet("env://", config.rank, config.size, config.timeout));
   }
@@ -110,7 +109,7 @@ ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config) {
          config.name, "\" again");
   }
   const auto backend = group.backend_name();
-  find_backend(backend, config.options);
+  find_backend(backend, config.device, config.options);
   group.abort();
   return new_group(backend, config);
 }

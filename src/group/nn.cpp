@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/custom_class.h>
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -88,7 +89,7 @@ struct AllGather : Function<AllGather> {
   static Tensor forward(AutogradContext* ctx, const Tensor& tensor, const ProcessGroup& group,
                         const CallOptions& options) {
     hold(ctx, group, options);
-    return group.all_gather(tensor.detach(), options);
+    return group.all_gather(tensor.detach().contiguous(), options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto& all = held<CallOptions>(ctx);
@@ -104,7 +105,7 @@ struct ReduceScatter : Function<ReduceScatter> {
     auto sizes = tensor.sizes().vec();
     sizes[0] /= group.size();
     auto result = at::empty(sizes, tensor.options().requires_grad(false));
-    group.reduce_scatter_single(result, tensor.detach(), options);
+    group.reduce_scatter_single(result, tensor.detach().contiguous(), options);
     return result;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -124,7 +125,7 @@ struct AllToAll : Function<AllToAll> {
     const auto& splits = options.output_splits;
     if (!splits.empty()) sizes[0] = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
     auto result = at::empty(sizes, tensor.options().requires_grad(false));
-    group.all_to_all_single(result, tensor.detach(), options);
+    group.all_to_all_single(result, tensor.detach().contiguous(), options);
     return result;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -220,7 +221,15 @@ std::vector<Tensor> all_to_all(const std::vector<Tensor>& tensors, const Process
 }
 
 Tensor broadcast(const Tensor& tensor, const ProcessGroup& group, const RootOptions& options) {
-  return Broadcast::apply(tensor, group, options);
+  // The root's tensor decides whether there is a way back: others often pass an empty one.
+  const auto wanted =
+      at::full({1}, at::GradMode::is_enabled() && tensor.requires_grad(), at::kByte);
+  group.broadcast(wanted, options);
+  const bool differentiable = wanted.item<std::uint8_t>() != 0;
+  if (differentiable && !tensor.requires_grad()) {
+    return Broadcast::apply(tensor.detach().requires_grad_(), group, options);
+  }
+  return Broadcast::apply(differentiable ? tensor : tensor.detach(), group, options);
 }
 
 }  // namespace convoy::nn

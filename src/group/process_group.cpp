@@ -25,6 +25,9 @@ void finish(const WorkPtr& work) {
 }
 
 milliseconds limit(milliseconds timeout) {
+  if (timeout < milliseconds::zero()) {
+    fail(ErrorKind::kInvalidArgument, "a time-out of ", timeout.count(), " ms is no time");
+  }
   return timeout == milliseconds::zero() ? c10d::kUnsetTimeout : timeout;
 }
 

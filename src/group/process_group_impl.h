@@ -26,8 +26,8 @@ struct ProcessGroup::Impl {
     int local_size = 0;
   };
   Guarded<std::optional<Places>> places;
-  // How often these ranks were split off, so that each time has keys of its own.
-  Guarded<std::map<std::vector<int>, int>> splits;
+  // How often these ranks were split off under this name, so that each time has keys of its own.
+  Guarded<std::map<std::pair<std::string, std::vector<int>>, int>> splits;
   std::atomic<int> shrinks{0};
 };
 

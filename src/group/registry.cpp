@@ -39,9 +39,9 @@ bool to_bool(const std::string& name, const std::string& text) {
        "\", neither true nor false");
 }
 
-c10::intrusive_ptr<c10d::Backend> make_convoy(const std::shared_ptr<Store>& store, int rank,
-                                              int size, std::chrono::milliseconds timeout,
-                                              c10::Device device, const BackendOptions& options) {
+c10::intrusive_ptr<ConvoyBackend::Options> convoy_options(std::chrono::milliseconds timeout,
+                                                          c10::Device device,
+                                                          const BackendOptions& options) {
   if (!device.is_cpu()) {
     fail(ErrorKind::kUnsupported, "backend \"convoy\" works on CPU tensors; asked for device ",
          device.str());
@@ -52,7 +52,14 @@ c10::intrusive_ptr<c10d::Backend> make_convoy(const std::shared_ptr<Store>& stor
     if (name == "read_private") own->read_private = to_bool(name, value);
     if (name == "name") own->group_name = value;
   }
-  return c10::make_intrusive<ConvoyBackend>(store, rank, size, own);
+  return own;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_convoy(const std::shared_ptr<Store>& store, int rank,
+                                              int size, std::chrono::milliseconds timeout,
+                                              c10::Device device, const BackendOptions& options) {
+  return c10::make_intrusive<ConvoyBackend>(store, rank, size,
+                                            convoy_options(timeout, device, options));
 }
 
 using Entries = std::map<std::string, Entry>;
@@ -95,12 +102,13 @@ void register_backend(const std::string& name, BackendFactory factory,
 
 std::vector<std::string> backend_names() { return names_of(*entries().lock()); }
 
-BackendFactory find_backend(const std::string& name, const BackendOptions& options) {
+BackendFactory find_backend(const std::string& name, c10::Device device,
+                            const BackendOptions& options) {
   auto all = entries().lock();
   const auto found = all->find(name);
   if (found == all->end()) {
     if (name == "gloo") refuse_known(name, "libtorch comes without Gloo's headers");
-    if (name == "nccl") refuse_known(name, "this libtorch was built without CUDA");
+    if (name == "nccl") refuse_known(name, "libtorch gives C++ programs no way to make it");
     fail(ErrorKind::kInvalidArgument, "there is no backend \"", name,
          "\"; registered are: ", join(names_of(*all)));
   }
@@ -111,6 +119,7 @@ BackendFactory find_backend(const std::string& name, const BackendOptions& optio
            "\"; it has: ", join(known));
     }
   }
+  if (name == "convoy") convoy_options(kDefaultGroupTimeout, device, options);
   return found->second.factory;
 }
 

@@ -118,16 +118,17 @@ template <class Open>
 std::shared_ptr<Store> meet_at(const std::string& place, const LaunchEnvironment& self,
                                Freshness freshness, const Deadline& deadline, Open open) {
   const auto link = link_to(place, self.rank);
+  // Before the lock, which a thread may hold that does not exist here.
+  if (link->generation != fork_generation()) {
+    fail(ErrorKind::kUnsupported, "rendezvous at ", place,
+         ": this is a forked child of a process that has met; execute a program instead");
+  }
   std::unique_lock lock(link->mutex, std::defer_lock);
   if (deadline.is_never()) {
     lock.lock();
   } else if (!lock.try_lock_until(deadline.when())) {
     fail(ErrorKind::kTimeout, "rendezvous at ", place, ", rank ", self.rank,
          ": another thread is at a meeting there");
-  }
-  if (link->generation != fork_generation()) {
-    fail(ErrorKind::kUnsupported, "rendezvous at ", place,
-         ": this is a forked child of a process that has met; execute a program instead");
   }
   if (!link->connection.store) {
     link->connection = open();

@@ -15,7 +15,7 @@ Work& Work::operator=(const Work&) = default;
 Work& Work::operator=(Work&&) noexcept = default;
 
 void Work::wait() const {
-  if (work_) work_->wait();
+  if (work_ && !work_->wait()) fail(ErrorKind::kPeerLost, "the operation was aborted");
 }
 
 void Work::wait(std::chrono::milliseconds limit) const {
@@ -24,7 +24,7 @@ void Work::wait(std::chrono::milliseconds limit) const {
     if (done()) return wait();
     fail(ErrorKind::kTimeout, "wait of ", limit.count(), " ms: the operation is under way");
   }
-  if (work_) work_->wait(limit);
+  if (work_ && !work_->wait(limit)) fail(ErrorKind::kPeerLost, "the operation was aborted");
 }
 
 bool Work::done() const { return !work_ || work_->isCompleted(); }
@@ -43,6 +43,8 @@ void Work::then(std::function<void(std::exception_ptr)> function) const {
       function(error);
     } catch (const std::exception& thrown) {
       log_warn("a function given to Work::then threw: ", thrown.what());
+    } catch (...) {
+      log_warn("a function given to Work::then threw something that is no std::exception");
     }
   };
   if (!work_) return run(nullptr);

@@ -6,7 +6,9 @@
 namespace convoy {
 
 // Three keys: <key>/count is what the callers say, <key>/arrived counts them, <key>/open ends the
-// wait, with "1" or with what is wrong.
+// wait, with "1" or with what is wrong; kLate before what is wrong: somebody gave up waiting.
+constexpr std::string_view kLate = "late: ";
+
 void Store::barrier(const std::string& key, int count, const Deadline& deadline) {
   if (count < 1) {
     fail(ErrorKind::kInvalidArgument, "store: barrier ", printable(key), " of ", count, " callers");
@@ -33,10 +35,13 @@ void Store::barrier(const std::string& key, int count, const Deadline& deadline)
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       const std::string now = get(key + "/arrived", Deadline::after(std::chrono::seconds(0)));
-      fail(ErrorKind::kTimeout, "store: barrier ", printable(key), ": ", now, " of ", count,
-           " callers came by the deadline");
+      const std::string text = concat("store: barrier ", printable(key), ": ", now, " of ", count,
+                                      " callers came by the deadline");
+      // Who comes later must not pass alone.
+      verdict = compare_set(open_key, "", concat(kLate, text));
     }
   }
+  if (verdict.starts_with(kLate)) throw Error(ErrorKind::kTimeout, verdict.substr(kLate.size()));
   if (verdict != "1") throw Error(ErrorKind::kInvalidArgument, verdict);
 }
 

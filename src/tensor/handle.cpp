@@ -117,6 +117,10 @@ std::size_t parts_of(TensorHandle::Kind kind) {
 
 void check(const TensorHandle& handle) {
   if (!is_plain_type(handle.type)) bad("its element type is unknown");
+  const bool complex = c10::isComplexType(handle.type);
+  const bool real = c10::isFloatingType(handle.type);
+  if (handle.conjugate && !complex) bad("it conjugates numbers that are not complex");
+  if (handle.requires_grad && !complex && !real) bad("its type can have no gradient");
   if (handle.parts.size() != parts_of(handle.kind)) bad("it has too few or too many parts");
   for (const auto& part : handle.parts) {
     if (part.kind != TensorHandle::Kind::kStrided) bad("a part has parts");
@@ -212,6 +216,11 @@ TensorHandle handle_of(const at::Tensor& tensor) {
     fail(ErrorKind::kUnsupported, "a tensor of type ", c10::toString(tensor.scalar_type()),
          " has no handle");
   }
+  if (tensor.requires_grad() && !tensor.is_leaf()) {
+    fail(ErrorKind::kInvalidArgument,
+         "a tensor that is the result of a computation and requires a gradient has no handle: its "
+         "history stays here; detach() it first");
+  }
   TensorHandle handle;
   handle.type = tensor.scalar_type();
   handle.layout = tensor.layout();
@@ -268,17 +277,25 @@ at::Tensor tensor_of(const TensorHandle& handle, const StorageResolver& resolve)
       if (handle.negative) tensor._set_neg(true);
       break;
     }
-    case TensorHandle::Kind::kSparseCoo:
-      tensor =
-          at::_sparse_coo_tensor_unsafe(tensor_of(handle.parts[0], resolve),
-                                        tensor_of(handle.parts[1], resolve), handle.sizes, options);
+    // The shapes and indices of the parts are looked at here: they are contents.
+    case TensorHandle::Kind::kSparseCoo: {
+      const auto indices = tensor_of(handle.parts[0], resolve);
+      const auto values = tensor_of(handle.parts[1], resolve);
+      at::_validate_sparse_coo_tensor_args(indices, values, handle.sizes, handle.coalesced);
+      tensor = at::_sparse_coo_tensor_unsafe(indices, values, handle.sizes, options);
       tensor._coalesced_(handle.coalesced);
       break;
-    case TensorHandle::Kind::kSparseCompressed:
-      tensor = at::_sparse_compressed_tensor_unsafe(
-          tensor_of(handle.parts[0], resolve), tensor_of(handle.parts[1], resolve),
-          tensor_of(handle.parts[2], resolve), handle.sizes, options);
+    }
+    case TensorHandle::Kind::kSparseCompressed: {
+      const auto compressed = tensor_of(handle.parts[0], resolve);
+      const auto plain = tensor_of(handle.parts[1], resolve);
+      const auto values = tensor_of(handle.parts[2], resolve);
+      at::_validate_sparse_compressed_tensor_args(compressed, plain, values, handle.sizes,
+                                                  handle.layout);
+      tensor =
+          at::_sparse_compressed_tensor_unsafe(compressed, plain, values, handle.sizes, options);
       break;
+    }
   }
   if (handle.requires_grad) tensor.set_requires_grad(true);
   return tensor;

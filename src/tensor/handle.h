@@ -42,7 +42,8 @@ struct TensorHandle {
 };
 
 // The handle of a CPU tensor whose storage lies in this process's shared memory (shared_allocator).
-// kInvalidArgument if it does not; kUnsupported for a layout, device or type that has no handle.
+// kInvalidArgument if it does not, and for one that is no leaf and requires a gradient;
+// kUnsupported for a layout, device or type that has no handle.
 TensorHandle handle_of(const at::Tensor& tensor);
 
 // Memory of a storage in this process. Asked once for each strided part that is not empty; views of
@@ -50,7 +51,8 @@ TensorHandle handle_of(const at::Tensor& tensor);
 using StorageResolver =
     std::function<c10::Storage(const shm::Location& location, std::uint64_t bytes)>;
 
-// The tensor of a handle; requires_grad as it was. Throws what `resolve` throws.
+// The tensor of a handle; requires_grad as it was. Throws what `resolve` throws, and c10::Error for
+// a sparse tensor whose parts do not fit together.
 at::Tensor tensor_of(const TensorHandle& handle, const StorageResolver& resolve);
 
 // As bytes, little-endian, with magic and version; handle.cpp has the table.

@@ -39,9 +39,15 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
   if (!options.device().is_cpu()) {
     fail(ErrorKind::kUnsupported, "group memory is CPU memory; asked for ", options.device().str());
   }
+  if (options.layout() != c10::kStrided) {
+    fail(ErrorKind::kUnsupported, "group memory is for strided tensors; asked for ",
+         c10::str(options.layout()));
+  }
   const auto type = c10::typeMetaToScalarType(options.dtype());
-  return at::detail::empty_generic(sizes, shared_allocator(),
-                                   c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt);
+  auto tensor = at::Tensor(at::detail::empty_generic(
+      sizes, shared_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt));
+  if (options.requires_grad()) tensor.set_requires_grad(true);
+  return tensor;
 }
 
 bool is_shared_memory(const at::Tensor& tensor) {

@@ -9,8 +9,8 @@ namespace convoy {
 // throws kResource before the machine or its cgroup runs out. Lives forever.
 c10::Allocator* shared_allocator();
 
-// A contiguous tensor in such memory, not cleared. Of `options` only the type is used; kUnsupported
-// for a device other than the CPU.
+// A contiguous tensor in such memory, not cleared. kUnsupported for another device than the CPU, or
+// another layout than strided.
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {});
 
 // True if all of the tensor's storage lies in such memory of this process.

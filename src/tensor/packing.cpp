@@ -1,6 +1,7 @@
 #include "tensor/packing.h"
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "base/error.h"
@@ -45,6 +46,7 @@ coll::Piece Packing::input(const at::Tensor& tensor) {
 coll::Piece Packing::output(const at::Tensor& tensor) {
   check(tensor);
   if (is_plain(tensor)) return piece_of(keep(tensor));
+  at::assert_no_internal_overlap(tensor);  // it could not be written
   pairs_.push_back({tensor, at::empty(tensor.sizes(), tensor.options())});
   return piece_of(pairs_.back().packed);
 }
@@ -52,6 +54,7 @@ coll::Piece Packing::output(const at::Tensor& tensor) {
 coll::Piece Packing::in_out(const at::Tensor& tensor) {
   check(tensor);
   if (is_plain(tensor)) return piece_of(keep(tensor));
+  at::assert_no_internal_overlap(tensor);
   const at::AutoDispatchBelowAutograd guard;
   auto packed = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
   packed.copy_(tensor);
@@ -64,7 +67,9 @@ coll::Piece Packing::bytes(const coll::Piece& piece, const at::Tensor& tensor) {
 }
 
 void Packing::unpack() {
-  const at::AutoDispatchBelowAutograd guard;
+  // Below the counting of changes too, which inference tensors have only where they were made: this
+  // may be another thread.
+  const at::AutoDispatchBelowADInplaceOrView guard;
   for (const auto& [target, packed] : pairs_) target.copy_(packed);
 }
 

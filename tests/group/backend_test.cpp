@@ -389,7 +389,7 @@ TEST_P(BackendTest, SplitTimeoutAndEnd) {
       backend->setTimeout(50ms);
       EXPECT_THAT(text_of([&] { backend->barrier(barrier_options(false)); }),
                   HasSubstr("imed out"));
-      EXPECT_EQ(backend->getError(), c10d::ErrorType::COMM_ERROR);
+      EXPECT_EQ(backend->getError(), c10d::ErrorType::TIMEOUT);
     }
     r.barrier();
     Tensors tensors = {full(1, {2})};

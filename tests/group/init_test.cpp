@@ -48,6 +48,20 @@ TEST_P(NewGroupTest, OneStoreManyGroups) {
     EXPECT_EQ(tuned.timeout(), 30s);
     tuned.all_reduce(at::ones({1'000'000}));
     EXPECT_EQ(tuned.split_by(r.id() == 1).size(), r.id() == 1 ? 1 : 2);
+    // The same name again is another group; what one rank got wrong does not count.
+    if (r.id() == 1) {
+      auto wrong = config_of(r, "tuned");
+      wrong.device = c10::Device("cuda:0");
+      EXPECT_THROW(new_group("convoy", wrong), Error);
+      wrong.device = c10::DeviceType::CPU;
+      wrong.options = {{"threads", "x"}};
+      EXPECT_THROW(new_group("convoy", wrong), Error);
+    }
+    for (int again = 0; again < 3; ++again) {
+      auto same = full(r.id(), {5});
+      new_group("convoy", config_of(r, "tuned")).all_reduce(same);
+      expect_equal(same, full(3, {5}));
+    }
   });
 }
 
@@ -89,7 +103,7 @@ TEST(NewGroupTest, Errors) {
   };
   refused(AllOf(HasSubstr("no backend \"convoi\""), HasSubstr("convoy")), "convoi", alone);
   refused(AllOf(HasSubstr("Gloo's headers"), HasSubstr("ProcessGroup::from")), "gloo", alone);
-  refused(AllOf(HasSubstr("without CUDA"), HasSubstr("ProcessGroup::from")), "nccl", alone);
+  refused(AllOf(HasSubstr("no way to make it"), HasSubstr("ProcessGroup::from")), "nccl", alone);
   auto config = alone;
   config.options = {{"thread", "2"}};
   refused(AllOf(HasSubstr("no option \"thread\""), HasSubstr("read_private, threads")), "convoy",

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <future>
+#include <thread>
 
 #include "base/concat.h"
 #include "convoy/error.h"
@@ -109,6 +110,18 @@ TEST_P(ProcessGroupTest, MessagesAndBatches) {
     expect_equal(b, full(20 + before, {2, 4}));
     expect_equal(c, full(r.id(), {1}));
     group.batch().run();  // nothing to do
+    // From several threads at once.
+    std::vector<std::jthread> threads;
+    for (int tag = 10; tag < 14; ++tag) {
+      threads.emplace_back([&group, &r, next, before, tag] {
+        for (int round = 0; round < 20; ++round) {
+          auto got = full(0, {2});
+          group.batch().recv(got, before, tag).send(full(r.id() + tag, {2}), next, tag).run();
+          expect_equal(got, full(before + tag, {2}));
+        }
+      });
+    }
+    threads.clear();
     EXPECT_THAT(text_of([&] { group.batch().send(a, 3).run(); }), HasSubstr("there is no rank 3"));
     EXPECT_THAT(text_of([&] { group.batch().send({}, 1).run(); }), HasSubstr("undefined"));
 
@@ -386,10 +399,10 @@ TEST(ProcessGroupFaultTest, TimeoutsAreNotEarlyAndNameTheMissing) {
     r.barrier();
     const auto third = make_group(r, Whose::kOurs, "third");
     if (r.id() == 0) {
-      EXPECT_THAT(text_of([&] { third.monitored_barrier({.timeout = 300ms}); }),
+      EXPECT_THAT(text_of([&] { third.monitored_barrier({.timeout = 3s}); }),
                   HasSubstr("Ranks 2 failed to pass monitoredBarrier"));
     } else if (r.id() == 1) {
-      EXPECT_THAT(text_of([&] { third.monitored_barrier({.timeout = 300ms}); }),
+      EXPECT_THAT(text_of([&] { third.monitored_barrier({.timeout = 3s}); }),
                   HasSubstr("Rank 1 successfully reached monitoredBarrier, but received errors "
                             "while waiting for send/recv from rank 0"));
     }

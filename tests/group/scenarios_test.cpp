@@ -78,6 +78,69 @@ TEST_P(ScenarioTest, NothingToMove) {
     const auto sent = backend->send(one, 1 - r.id(), 0);
     backend->recv(one, 1 - r.id(), 0)->wait();
     sent->wait();
+    EXPECT_EQ(backend->getSequenceNumberForGroup(), 12u);  // messages are apart
+    // What is refused takes no number.
+    Tensors floats = {full(1, {2})};
+    EXPECT_THROW(backend->allreduce(floats, {.reduceOp = c10d::ReduceOp::BAND}), Error);
+    EXPECT_THROW(backend->allreduce(floats, {.reduceOp = c10d::ReduceOp::BAND, .asyncOp = false}),
+                 Error);
+    EXPECT_EQ(backend->getSequenceNumberForGroup(), 12u);
+    backend->waitForPendingWorks();
+  });
+}
+
+// Types that Gloo refuses.
+TEST_P(ScenarioTest, TypesThatGlooDoesNotHave) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto backend = make_backend(r);
+    for (const auto type : {at::kShort, at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn,
+                            at::kFloat8_e5m2}) {
+      Tensors tensors = {full(r.id() + 1, {5}).to(type)};
+      backend->allreduce(tensors)->wait();
+      expect_equal(tensors[0].to(at::kFloat), full(3, {5}));
+      std::vector<Tensors> lists = {{at::empty({5}, type), at::empty({5}, type)}};
+      Tensors mine = {full(r.id() + 1, {5}).to(type)};
+      backend->allgather(lists, mine)->wait();
+      expect_equal(lists[0][1].to(at::kFloat), full(2, {5}));
+    }
+  });
+}
+
+// Inference tensors, whichever thread puts the result in its place.
+TEST_P(ScenarioTest, InferenceTensors) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto backend = make_backend(r);
+    const c10::InferenceMode inference;
+    Tensors strided = {full(r.id() + 1, {4, 5}).t()};
+    const auto work = backend->allreduce(strided);
+    while (!work->isCompleted()) std::this_thread::yield();  // not run by a waiter
+    work->wait();
+    expect_equal(strided[0], full(3, {5, 4}));
+    Tensors two = {full(1, {2}), full(r.id(), {2})};
+    const auto both = backend->allreduce(two);
+    while (!both->isCompleted()) std::this_thread::yield();
+    both->wait();
+    expect_equal(two[1], full(3, {2}));
+  });
+}
+
+// What could only fail at the end is refused at the beginning.
+TEST_P(ScenarioTest, OutputsThatCannotBeWritten) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto backend = make_backend(r);
+    Tensors expanded = {full(r.id(), {4, 1}).expand({4, 4})};
+    EXPECT_THROW(backend->allreduce(expanded), c10::Error);
+    EXPECT_THROW(backend->allreduce(expanded, {.asyncOp = false}), c10::Error);
+    Tensors inputs = {full(1, {1}), full(1, {1})};
+    std::vector<Tensors> wider(2, Tensors(4, at::empty({4})));
+    EXPECT_THAT(text_of([&] { backend->allgather(wider, inputs); }),
+                HasSubstr("invalid tensor size"));
+    EXPECT_THROW(backend->allreduce(inputs, {.timeout = -5ms}), c10::Error);
+    EXPECT_THROW(backend->setTimeout(0ms), c10::Error);
+    EXPECT_EQ(backend->getSequenceNumberForGroup(), 0u);
+    backend->setTimeout(29s);
+    EXPECT_EQ(backend->getBackendOptions()->timeout, 29s);
+    backend->barrier()->wait();
   });
 }
 
@@ -106,8 +169,20 @@ TEST_P(ScenarioTest, SparseOfAllShapes) {
         expect_equal(tensors[0].to_dense(), expected);
       }
     }
+    // Several of a call; the numbers of entries differ.
+    Tensors two = {at::ones({4}).to_sparse(), full(r.id(), {4}).to_sparse()};
+    backend->allreduce(two)->wait();
+    for (const auto& one : two) expect_equal(one.to_dense(), full(3, {4}));
     Tensors mixed = {at::ones({2}).to_sparse(), at::ones({2})};
-    EXPECT_THROW(backend->allreduce(mixed), std::exception);
+    EXPECT_THAT(text_of([&] { backend->allreduce(mixed); }), HasSubstr("requires sparse"));
+    Tensors sizes = {at::ones({2}).to_sparse(), at::ones({3}).to_sparse()};
+    EXPECT_THAT(text_of([&] { backend->allreduce(sizes); }), HasSubstr("invalid tensor size"));
+    Tensors types = {at::ones({2}).to_sparse(), at::ones({2}, at::kLong).to_sparse()};
+    EXPECT_THAT(text_of([&] { backend->allreduce(types); }), HasSubstr("invalid tensor type"));
+    // Ranks that disagree are all told, and go on.
+    Tensors other = {at::ones({2 + r.id()}).to_sparse()};
+    EXPECT_THAT(text_of([&] { backend->allreduce(other); }),
+                HasSubstr("Sparse dimensions do not match"));
     Tensors strided = {at::ones({2})};
     EXPECT_THAT(text_of([&] { backend->allreduce_sparse(strided); }), HasSubstr("sparse"));
     backend->barrier()->wait();
@@ -146,10 +221,10 @@ TEST_P(ScenarioTest, CoalescingBlocks) {
     backend->send(out, other, 0);
     backend->allreduce(sum, {.asyncOp = false});
     EXPECT_THAT(text_of([&] { received->wait(); }), HasSubstr("end the block first"));
-    EXPECT_THAT(text_of([&] { backend->startCoalescing(); }), HasSubstr("has not ended"));
-    std::jthread([&] {
-      EXPECT_THAT(text_of([&] { backend->startCoalescing(); }), HasSubstr("another thread"));
+    std::jthread([&] {  // has its own
       EXPECT_THAT(text_of([&] { backend->endCoalescing(); }), HasSubstr("has not begun"));
+      backend->startCoalescing();
+      backend->endCoalescing()->wait();
     });
     const auto work = backend->endCoalescing();
     work->wait();
@@ -166,9 +241,17 @@ TEST_P(ScenarioTest, CoalescingBlocks) {
     backend->endCoalescing()->wait();  // nothing in it
     // A block that is given up sends nothing.
     backend->startCoalescing();
-    backend->send(out, other, 5);
+    const auto given_up = backend->send(out, other, 5);
     backend->cancel_coalescing();
+    EXPECT_THAT(text_of([&] { given_up->wait(); }), HasSubstr("given up"));
+    EXPECT_TRUE(given_up->getFuture()->hasError());
     backend->waitForPendingWorks();
+    // So does one that was left by an exception, when the next begins.
+    backend->startCoalescing();
+    const auto left = backend->send(out, other, 5);
+    backend->startCoalescing();
+    EXPECT_TRUE(left->isCompleted());
+    backend->endCoalescing();
     // An error of one of them is the block's.
     Tensors uneven = {full(1, {2 + r.id()})};
     backend->startCoalescing();
