@@ -43,10 +43,10 @@ def collectives():
     dist.all_gather(parts, torch.full((2,), float(rank)))
     expect(torch.stack(parts)[:, 0], torch.arange(float(size)))
     whole = torch.empty(size * 2)
-    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    dist.all_gather_single(whole, torch.full((2,), float(rank)))
     expect(whole, torch.arange(float(size)).repeat_interleave(2))
     part = torch.empty(3)
-    dist.reduce_scatter_tensor(part, torch.arange(float(size * 3)))
+    dist.reduce_scatter_single(part, torch.arange(float(size * 3)))
     expect(part, size * torch.arange(rank * 3.0, rank * 3.0 + 3))
     swapped = torch.empty(size)
     dist.all_to_all_single(swapped, torch.full((size,), float(rank)))
@@ -115,9 +115,9 @@ def functions():
     rank, size = dist.get_rank(), dist.get_world_size()
     world = dist.group.WORLD
     expect(functional.all_reduce(torch.ones(2), "sum", world).clone(), torch.full((2,), float(size)))
-    expect(functional.all_gather_tensor(torch.tensor([float(rank)]), 0, world).clone(),
+    expect(functional.all_gather_single(torch.tensor([float(rank)]), 0, world).clone(),
            torch.arange(float(size)))
-    expect(functional.reduce_scatter_tensor(torch.arange(float(size)), "avg", 0, world).clone(),
+    expect(functional.reduce_scatter_single(torch.arange(float(size)), "avg", 0, world).clone(),
            torch.tensor([float(rank)]))
     results = functional.all_reduce_coalesced([torch.ones(1), torch.ones(2)], "max", world)
     expect([r.clone() for r in results], [torch.ones(1), torch.ones(2)])
