@@ -272,7 +272,21 @@ def objects_of_dist2(path):
         raise AssertionError(f"no {error}")
 
 
+def no_time_for_a_barrier():
+    """As Gloo says it, also if the other rank has left meanwhile."""
+    if dist.get_rank() == 0:
+        try:
+            dist.group.WORLD.monitored_barrier(timedelta(0))
+        except convoy.Error as error:
+            return error.kind, "Rank 0 timed out in monitoredBarrier" in str(error)
+    else:
+        dist.destroy_process_group()
+
+
 class UseTest(TestCase):
+    def test_a_monitored_barrier_of_no_time(self):
+        self.assertEqual(ranks.run(no_time_for_a_barrier, 2)[0], ("timeout", True))
+
     def test_everything_on_four_ranks(self):
         ranks.run(whole_use, 4)
 
