@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("CONVOY_BUILD", ROOT / "build" / "release"))
 COMMAND = BUILD / "bin" / "convoy"
-LIMIT = 60  # seconds, of everything that should take less than one
+LIMIT = 120  # seconds, of everything that should take less than one
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["__main__", "convoy", "torch.distributed.fsdp", "torch.distributed.tensor"])
