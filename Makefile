@@ -30,7 +30,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-faults bench-python soak-coll tidy check-headers check-layers format \
+           bench-quick bench-group bench-faults bench-python soak-coll tidy check-headers check-layers format \
            install python wheel clean help
 settings := JOBS SEEDS WORLD TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
@@ -86,13 +86,16 @@ tsan: ready-tsan ## the same under ThreadSanitizer
 fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
 	@tools/fuzz
 
-bench: bench-quick bench-faults ## the benchmarks that take minutes
+bench: bench-quick bench-group bench-faults ## the benchmarks that take minutes
 
 bench-coll: build ## collectives beside Gloo, Open MPI and the machine's limit, into build/bench/coll.json
 	@bench/coll.py
 
 bench-quick: build ## the same in two minutes: fewer sizes, fewer rounds
 	@bench/coll.py --quick
+
+bench-group: build ## what process groups cost beside the collectives below, into build/bench/group.json
+	@bench/group.py
 
 bench-faults: build ## how long survivors take to learn of a killed rank
 	@build/release/bin/bench_faults --gtest_brief=1

@@ -49,6 +49,7 @@ PUBLIC_HEADERS = {
     "group.h": "group",
     "init.h": "group",
     "nn.h": "group",
+    "rendezvous.h": "group",
     "work.h": "group",
     "share.h": "share",
     "ddp.h": "ddp",

@@ -106,7 +106,7 @@ class ConvoyBackend : public c10d::Backend {
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
   // Instead of the end: messages of the block are not sent, collectives that were begun go on.
-  void cancelCoalescing();
+  void cancel_coalescing();
 
   // Called at the end of each operation, on the thread that ended it; must not wait for the group.
   void registerOnCompletionHook(
@@ -131,6 +131,9 @@ class ConvoyBackend : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long numel, at::TensorOptions options = {}) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
+
+  // Ranks whose processes are gone, as far as this one has heard.
+  std::vector<int> lost_ranks() const;
 
   // Pending and later operations fail on every rank.
   void abort() override;

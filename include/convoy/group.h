@@ -202,6 +202,20 @@ class ProcessGroup {
   // Collective.
   ProcessGroup split_by(int color, int key = 0, const SplitOptions& options = {}) const;
 
+  // After deaths: a group of those who live, in the order of their ranks. Collective among them:
+  // every one calls it, and they agree on who is left, also if more die meanwhile. This group ends:
+  // what is pending in it fails everywhere. Needs backend "convoy" and a store that lives on.
+  // kTimeout names who did not come.
+  ProcessGroup shrink(const SplitOptions& options = {}) const;
+  // The same for ranks that the caller knows, and without asking who lives: others are left out
+  // alive. kPeerLost if one of them dies on the way.
+  ProcessGroup shrink(const std::vector<int>& survivors, const SplitOptions& options = {}) const;
+  // One group of several that share nothing but a store: every rank of each calls it, with how many
+  // they are together. Ranks follow each other as in their groups; groups in the order in which
+  // their ranks 0 come. The old groups go on.
+  ProcessGroup merge(const std::shared_ptr<Store>& meeting, int size,
+                     const SplitOptions& options = {}) const;
+
   // A tensor in memory that all ranks of the host work on in place, if the backend has such memory;
   // an ordinary one otherwise. Not cleared.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;

@@ -55,6 +55,11 @@ struct GroupConfig {
 // Options of "convoy": threads (of one large operation; 1), read_private (true or false; true).
 ProcessGroup new_group(const std::string& backend, const GroupConfig& config = {});
 
+// A group with other members in place of `group`, which ends: what is pending in it fails
+// everywhere. Those who stay call it, newcomers call new_group() with the same store, name and
+// size; the ranks are the callers' to agree upon. `config` must say store, rank, size and name.
+ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config);
+
 // Makes a backend; called by every rank of a new group. The store's keys are the group's alone.
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
     const std::shared_ptr<Store>& store, int rank, int size, std::chrono::milliseconds timeout,

@@ -85,7 +85,7 @@ class Loop {
 class LoopThread {
  public:
   explicit LoopThread(const std::string& name);
-  ~LoopThread();
+  ~LoopThread();  // NOLINT(bugprone-exception-escape): see there
 
   Loop& loop() { return loop_; }
   // Runs `function` on the loop and waits for it; rethrows what it throws. From the loop itself it

@@ -61,6 +61,7 @@ class Engine {
   // Wakes a run() of this rank and lets it fail; the rank then leaves the group. Idempotent.
   void close() noexcept;
   bool broken() const;
+  std::vector<int> lost_ranks() const;
   std::vector<int> late_ranks() { return *late_ranks_.lock(); }
   // Wakes everyone who sleeps in this group, on every rank.
   void wake_all() noexcept;

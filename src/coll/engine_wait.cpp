@@ -183,6 +183,14 @@ void Engine::fail_peer(const Running& running, int rank) {
                   "; last completed #", running.number - 1, "; read rank ", rank, "'s log first"));
 }
 
+std::vector<int> Engine::lost_ranks() const {
+  std::vector<int> lost;
+  for (int r = 0; r < size_; ++r) {
+    if (mesh_->loss(r)) lost.push_back(r);
+  }
+  return lost;
+}
+
 std::string Engine::describe_late(int rank) const {
   const auto& process = mesh_->process(rank);
   const auto state = process_state(process.pid);

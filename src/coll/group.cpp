@@ -505,6 +505,8 @@ void Group::abort(const std::string& why) { impl_->engine().abort(why); }
 void Group::close() { impl_->close(); }
 bool Group::broken() const { return impl_->engine().broken(); }
 
+std::vector<int> Group::lost_ranks() const { return impl_->engine().lost_ranks(); }
+
 std::vector<int> Group::late_ranks() const { return impl_->engine().late_ranks(); }
 std::uint64_t Group::last_completed() const { return impl_->engine().last_completed(); }
 

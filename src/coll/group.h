@@ -199,6 +199,8 @@ class Group {
   // Leaves as the destructor does; operations under way and later ones fail on this rank.
   void close();
   bool broken() const;
+  // Those whose processes are gone, as far as this rank has heard.
+  std::vector<int> lost_ranks() const;
   // Those whom this rank's time-out, which broke the group, found missing; empty if it was
   // another's.
   std::vector<int> late_ranks() const;

@@ -108,7 +108,7 @@ class ConvoyBackend::Impl {
   }
   c10::intrusive_ptr<ConvoyWork> make_work(const Job& job);
   Block take_block(const char* caller);
-  WorkPtr send_batch(std::vector<Letter> letters);
+  WorkPtr send_batch(const std::vector<Letter>& letters);
 
   const c10::intrusive_ptr<Options> options_;
   std::atomic<std::chrono::nanoseconds> timeout_;
@@ -144,7 +144,7 @@ WorkPtr ConvoyBackend::Impl::submit(Job job, const Start& start) {
     return nullptr;
   }
   auto work = make_work(job);
-  const auto done = [work, job = std::move(job)](std::exception_ptr error) {
+  const auto done = [work, job = std::move(job)](const std::exception_ptr& error) {
     work->complete_after([&] { job.end(); }, error);
   };
   try {

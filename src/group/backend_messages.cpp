@@ -109,18 +109,18 @@ ConvoyBackend::Impl::Block ConvoyBackend::Impl::take_block(const char* caller) {
 }
 
 void ConvoyBackend::Impl::cancel_coalescing() {
-  const Block block = take_block("cancelCoalescing");
+  const Block block = take_block("cancel_coalescing");
   for (const auto& letter : block.letters) letter.work->give_up();
 }
 
 WorkPtr ConvoyBackend::Impl::end_coalescing() {
   Block block = take_block("endCoalescing");
-  if (!block.letters.empty()) block.works.push_back(send_batch(std::move(block.letters)));
+  if (!block.letters.empty()) block.works.push_back(send_batch(block.letters));
   if (block.works.size() == 1) return block.works.front();
   return c10::make_intrusive<CoalescedWork>(group_->rank(), std::move(block.works));
 }
 
-WorkPtr ConvoyBackend::Impl::send_batch(std::vector<Letter> letters) {
+WorkPtr ConvoyBackend::Impl::send_batch(const std::vector<Letter>& letters) {
   Job whole{OpType::COALESCED, "convoy:batch", true, {}, {}};
   std::vector<coll::Message> messages;
   for (const auto& letter : letters) {
@@ -128,7 +128,7 @@ WorkPtr ConvoyBackend::Impl::send_batch(std::vector<Letter> letters) {
     whole.outputs.insert(whole.outputs.end(), letter.job.outputs.begin(), letter.job.outputs.end());
   }
   const auto work = make_work(whole);
-  const auto done = [work, letters](std::exception_ptr error) {
+  const auto done = [work, letters](const std::exception_ptr& error) {
     for (const auto& letter : letters) {
       letter.work->complete_after([&] { letter.job.end(); }, error);
     }
@@ -148,7 +148,7 @@ WorkPtr ConvoyBackend::Impl::send_batch(std::vector<Letter> letters) {
 
 void ConvoyBackend::startCoalescing() { impl_->start_coalescing(); }
 WorkPtr ConvoyBackend::endCoalescing() { return impl_->end_coalescing(); }
-void ConvoyBackend::cancelCoalescing() { impl_->cancel_coalescing(); }
+void ConvoyBackend::cancel_coalescing() { impl_->cancel_coalescing(); }
 
 // --- barriers ---
 

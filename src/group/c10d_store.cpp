@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
@@ -42,6 +43,8 @@ std::invoke_result_t<Function> as_ours(Function function) {
     fail(ErrorKind::kUnsupported, "torch's store: ", error.what_without_backtrace());
   } catch (const c10::Error& error) {
     fail(ErrorKind::kPeerLost, "torch's store: ", error.what_without_backtrace());
+  } catch (const std::system_error& error) {  // FileStore's
+    fail(ErrorKind::kPeerLost, "torch's store: ", error.what());
   }
 }
 

@@ -88,8 +88,8 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
-  // Subsets of the same name are apart.
-  std::string members = "members";
+  // Groups of other names, and other subsets of the same name, are apart.
+  std::string members = concat("convoy/", opts ? opts->group_name : "", "/members");
   for (const int rank : ranks) members = concat(members, "-", rank);
   const auto own = c10::make_intrusive<c10d::PrefixStore>(members, store);
   return merge(own, opts, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()));
@@ -105,8 +105,8 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge(
     options->group_desc = opts->group_desc;
     options->global_ranks_in_group = opts->global_ranks_in_group;
   }
-  const auto prefixed =
-      c10::make_intrusive<c10d::PrefixStore>("convoy/" + options->group_name, store);
+  // Not under the name: halves that merge may each have their own.
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("convoy", store);
   return make(prefixed, rank, size, options);
 }
 
@@ -131,6 +131,8 @@ void ConvoyBackend::registerOnCompletionHook(
 }
 
 void ConvoyBackend::waitForPendingWorks() { impl_->completions().wait_for_all(); }
+
+std::vector<int> ConvoyBackend::lost_ranks() const { return impl_->group().lost_ranks(); }
 
 void ConvoyBackend::abort() { impl_->group().abort("abort() was called"); }
 void ConvoyBackend::shutdown() { impl_->group().close(); }

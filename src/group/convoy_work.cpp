@@ -139,7 +139,7 @@ CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work
     : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
 FuturePtr CoalescedWork::getFuture() {
-  const auto together = make_tensors_future();
+  auto together = make_tensors_future();
   if (works_.empty()) settle(together, nullptr, {});
   // Not `this`: the futures may outlive it.
   auto left = std::make_shared<std::atomic<std::size_t>>(works_.size());

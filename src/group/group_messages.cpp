@@ -103,7 +103,7 @@ Work ProcessGroup::Batch::start() {
                                  : convoy::recv(*impl_, item.tensor, item.peer, options));
     }
   } catch (...) {
-    if (impl_->own) impl_->own->cancelCoalescing();
+    if (impl_->own) impl_->own->cancel_coalescing();
     throw;
   }
   if (together) return Work(impl_->backend->endCoalescing());

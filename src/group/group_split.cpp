@@ -48,20 +48,17 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
   const auto key = concat("split/", options.name, "/", members, "/", again);
   const auto store = with_prefix(impl().store, key);
 
-  auto more = c10d::Backend::Options(backend_name(), timeout());
-  more.group_name = options.name.empty()
-                        ? concat(name(), "/", members, again == 0 ? "" : concat("#", again))
-                        : options.name;
-  if (options.timeout != std::chrono::milliseconds::zero()) more.timeout = options.timeout;
-  for (const int rank : ranks)
-    more.global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
-  auto backend =
-      impl().backend->split(to_c10d(with_prefix(store, "backend")), ranks,
-                            c10::make_intrusive<c10d::Backend::Options>(std::move(more)));
+  const auto more = c10::make_intrusive<c10d::Backend::Options>(backend_name(), timeout());
+  more->group_name = options.name.empty()
+                         ? concat(name(), "/", members, again == 0 ? "" : concat("#", again))
+                         : options.name;
+  if (options.timeout != std::chrono::milliseconds::zero()) more->timeout = options.timeout;
+  const Adopted adopted{.name = more->group_name,  // before a backend changes what it is given
+                        .store = with_prefix(store, "groups"),
+                        .timeout = more->timeout};
+  auto backend = impl().backend->split(to_c10d(with_prefix(store, "backend")), ranks, more);
   if (!backend) return std::nullopt;
-  return from(
-      std::move(backend),
-      {.name = more.group_name, .store = with_prefix(store, "groups"), .timeout = more.timeout});
+  return from(std::move(backend), adopted);
 }
 
 ProcessGroup ProcessGroup::split_by(int color, int key, const SplitOptions& options) const {

@@ -100,6 +100,21 @@ ProcessGroup new_group(const std::string& backend, const GroupConfig& config) {
   return make_group(backend, config, {config.store, *config.rank, *config.size});
 }
 
+ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config) {
+  if (!config.store || !config.rank || !config.size || config.name.empty()) {
+    fail(ErrorKind::kInvalidArgument,
+         "reconfigure: say .store, .rank, .size and .name, as the newcomers do for new_group");
+  }
+  if (config.name == group.name()) {
+    fail(ErrorKind::kInvalidArgument, "reconfigure: the new group needs a name of its own, not \"",
+         config.name, "\" again");
+  }
+  const auto backend = group.backend_name();
+  find_backend(backend, config.options);
+  group.abort();
+  return new_group(backend, config);
+}
+
 GroupScope::GroupScope(ProcessGroup group) : outer_(scoped_group()) {
   if (!group) fail(ErrorKind::kInvalidArgument, "GroupScope: there is no group");
   scoped_group() = std::move(group);

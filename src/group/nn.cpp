@@ -1,6 +1,7 @@
 #include "convoy/nn.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <torch/custom_class.h>
 
 #include <torch/csrc/autograd/custom_function.h>

@@ -43,10 +43,6 @@ c10d::ReduceOp to_c10d(ReduceOp op, double factor) {
   fail(ErrorKind::kInvalidArgument, "unknown reduce operation ", static_cast<int>(op));
 }
 
-void changes(at::TensorList tensors) {
-  for (const auto& tensor : tensors) changes(tensor);
-}
-
 // --- each operation, in both modes ---
 
 WorkPtr all_reduce(c10d::Backend& backend, const at::Tensor& tensor, const ReduceOptions& options,
@@ -181,7 +177,7 @@ milliseconds timeout_of(c10d::Backend& backend) {
 
 std::string name_of(c10d::Backend& backend) {
   try {
-    const auto name = backend.getBackendOptions()->group_name;
+    auto name = backend.getBackendOptions()->group_name;
     if (!name.empty()) return name;
   } catch (const std::exception&) {
   }

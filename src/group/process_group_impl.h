@@ -28,12 +28,16 @@ struct ProcessGroup::Impl {
   Guarded<std::optional<Places>> places;
   // How often these ranks were split off, so that each time has keys of its own.
   Guarded<std::map<std::vector<int>, int>> splits;
+  std::atomic<int> shrinks{0};
 };
 
 // To be called for a tensor that an operation writes. Bytes that others write do not move
 // autograd's counter: a tensor saved for backward would be changed behind its back.
 inline void changes(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+inline void changes(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) changes(tensor);
 }
 
 }  // namespace convoy

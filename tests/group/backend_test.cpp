@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -12,6 +11,7 @@
 #include "base/concat.h"
 #include "convoy/c10d_store.h"
 #include "convoy/error.h"
+#include "group/support.h"
 #include "support/rank_group.h"
 #include "tensor/memory.h"
 
@@ -20,40 +20,11 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::HasSubstr;
-using Tensors = std::vector<at::Tensor>;
-
-c10::intrusive_ptr<ConvoyBackend> make_backend(const Rank& r, const std::string& name = "world") {
-  auto options = c10::make_intrusive<ConvoyBackend::Options>(30s);
-  options->group_name = name;
-  return c10::make_intrusive<ConvoyBackend>(with_prefix(r.store(), name), r.id(), r.size(),
-                                            options);
-}
-
-void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
-  EXPECT_EQ(actual.scalar_type(), expected.scalar_type());
-  EXPECT_TRUE(at::equal(actual, expected)) << actual << "\nexpected\n" << expected;
-}
-
-// A tensor of this rank's number, with a given shape.
-at::Tensor full(double value, at::IntArrayRef sizes, c10::ScalarType type = at::kFloat) {
-  return at::full(sizes, value, at::TensorOptions().dtype(type));
-}
 
 c10d::BarrierOptions barrier_options(bool async) {
   c10d::BarrierOptions options;
   options.asyncOp = async;
   return options;
-}
-
-template <class Function>
-std::string text_of(Function function) {
-  try {
-    function();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
 }
 
 class BackendTest : public testing::TestWithParam<RankMode> {};

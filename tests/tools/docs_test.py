@@ -17,7 +17,7 @@ class DocsTest(unittest.TestCase):
 
     def test_the_readme_shows_the_example(self):
         shown = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-        self.assertEqual(shown, (ROOT / "examples" / "hello.cpp").read_text())
+        self.assertEqual(shown, (ROOT / "examples" / "average.cpp").read_text())
 
     def test_targets_of_make_exist(self):
         targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -1,0 +1,12 @@
+#include <convoy/convoy.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+int main() {
+  const auto world = convoy::init();  // torchrun, convoy run, mpirun, srun, or this process alone
+  auto t = torch::full({3}, world.rank() + 1.0);
+  world.all_reduce(t, {.op = convoy::ReduceOp::kAvg});
+  if (world.rank() == 0)
+    std::cout << "average of " << world.size() << " ranks: " << t[0].item<double>() << std::endl;
+}

@@ -1,0 +1,177 @@
+// Groups that lose and gain members, with real deaths.
+#include <gmock/gmock.h>
+
+#include "base/concat.h"
+#include "convoy/error.h"
+#include "convoy/init.h"
+#include "group/fake_backend.h"
+#include "group/support.h"
+
+namespace convoy::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+ProcessGroup make_group(const Rank& r, int rank, int size, const std::string& name) {
+  return new_group("convoy",
+                   {.timeout = 60s, .store = r.store(), .rank = rank, .size = size, .name = name});
+}
+
+// Exact: every rank of the group adds its number among all processes.
+void expect_exact(const ProcessGroup& group, int id, std::int64_t sum_of_ids) {
+  for (const std::int64_t elements : {1, 5000, 300'000}) {
+    auto tensor = at::full({elements}, id, at::kLong);
+    group.all_reduce(tensor);
+    ASSERT_TRUE(tensor.eq(sum_of_ids).all().item<bool>());
+  }
+}
+
+// Until the group says that somebody died.
+std::string work_until_death(const ProcessGroup& group) {
+  return text_of([&] {
+    for (;;) group.all_reduce(full(1, {20'000}));
+  });
+}
+
+// Eight ranks; one after another is killed in the middle of collectives, until one is left.
+TEST(ShrinkTest, SevenKillsInARow) {
+  constexpr int kRanks = 8;
+  RankGroup ranks(kRanks, RankMode::kProcesses, {.limit = 110s});
+  ranks.start([](Rank& r) {
+    auto group = make_group(r, r.id(), r.size(), "world");
+    for (int dead = 0; dead < kRanks - 1; ++dead) {
+      r.mark(concat("round ", dead));
+      if (r.id() == dead) {
+        work_until_death(group);  // its own
+        FAIL() << "rank " << dead << " should have been killed";
+      }
+      EXPECT_THAT(work_until_death(group), HasSubstr("SIGKILL"));
+      const auto old = group;
+      group = old.shrink();
+      EXPECT_EQ(group.size(), kRanks - 1 - dead);
+      EXPECT_EQ(group.rank(), r.id() - 1 - dead);
+      expect_exact(group, r.id(), (kRanks - 1 + dead + 1) * (kRanks - 1 - dead) / 2);
+      EXPECT_THROW(old.barrier(), Error);  // fenced
+      r.store()->add(concat("shrunk ", dead), 1);
+    }
+    EXPECT_EQ(group.size(), 1);
+  });
+  for (int dead = 0; dead < kRanks - 1; ++dead) {
+    for (int r = dead; r < kRanks; ++r) ranks.wait_mark(concat("round ", dead), r);
+    ranks.kill(dead, SIGKILL);
+  }
+  ranks.join();
+}
+
+// Two die at once, one of them while the others meet.
+TEST(ShrinkTest, DeathsDuringTheShrink) {
+  RankGroup ranks(5, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, r.id(), r.size(), "world");
+    r.mark("here");
+    EXPECT_THAT(work_until_death(group), HasSubstr("rank 1"));
+    if (r.id() == 3) {
+      r.mark("does not shrink");
+      r.wait_for("never");
+    }
+    r.mark("shrinks");
+    const auto left = group.shrink();
+    EXPECT_EQ(left.size(), 3);
+    expect_exact(left, r.id(), 0 + 2 + 4);
+  });
+  ranks.wait_mark("here");
+  ranks.kill(1, SIGKILL);
+  for (const int r : {0, 2, 4}) ranks.wait_mark("shrinks", r);
+  ranks.wait_mark("does not shrink", 3);
+  ranks.kill(3, SIGKILL);
+  ranks.join();
+}
+
+// Eight places, ten kills in a row; each time a spare process takes the place of the dead.
+TEST(ReconfigureTest, TenKillsWithNewcomers) {
+  constexpr int kPlaces = 8, kKills = 10;
+  RankGroup ranks(kPlaces + kKills, RankMode::kProcesses, {.limit = 115s});
+  ranks.start([](Rank& r) {
+    // Who sits where in each round: the dead of round k is process k.
+    const auto place_in = [](int id, int round) {
+      const int first = round;  // processes [round, round + 8) are alive and in
+      return id < first || id >= first + kPlaces ? -1 : id - first;
+    };
+    const int joins = std::max(0, r.id() - kPlaces + 1);
+    if (joins > 0) r.wait_for(concat("round ", joins));
+    auto group = make_group(r, place_in(r.id(), joins), kPlaces, concat("epoch ", joins));
+    for (int round = joins;; ++round) {
+      std::int64_t sum = 0;
+      for (int id = round; id < round + kPlaces; ++id) sum += id;
+      expect_exact(group, r.id(), sum);
+      if (round == kKills) break;
+      r.mark(concat("worked ", round));
+      EXPECT_THAT(work_until_death(group), HasSubstr("SIGKILL"));
+      r.mark(concat("told ", round));
+      group = reconfigure(group, {.timeout = 60s,
+                                  .store = r.store(),
+                                  .rank = place_in(r.id(), round + 1),
+                                  .size = kPlaces,
+                                  .name = concat("epoch ", round + 1)});
+    }
+  });
+  for (int round = 0; round < kKills; ++round) {
+    for (int r = round; r < round + kPlaces; ++r) ranks.wait_mark(concat("worked ", round), r);
+    ranks.kill(round, SIGKILL);
+    ranks.post(concat("round ", round + 1));
+  }
+  ranks.join();
+}
+
+class MembershipTest : public testing::TestWithParam<RankMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, MembershipTest, rank_modes(), rank_mode_name);
+
+TEST_P(MembershipTest, MergeAndVoluntaryShrink) {
+  RankGroup(4, GetParam()).run([](Rank& r) {
+    const auto half = make_group(r, r.id() % 2, 2, r.id() < 2 ? "low" : "high");
+    const auto all = half.merge(with_prefix(r.store(), "meeting"), 4, {.name = "all"});
+    EXPECT_EQ(all.size(), 4);
+    EXPECT_EQ(all.rank() % 2, r.id() % 2);
+    EXPECT_EQ(all.name(), "all");
+    expect_exact(all, r.id(), 6);
+    expect_exact(half, r.id(), r.id() < 2 ? 1 : 5);  // goes on
+    // Two of them go on without the others, who live.
+    const auto ids = all.all_gather(at::full({1}, r.id(), at::kLong));
+    const bool stays = all.rank() != 1 && all.rank() != 2;
+    if (stays) {
+      const auto two = all.shrink({0, 3});
+      EXPECT_EQ(two.size(), 2);
+      expect_exact(two, r.id(), ids[0].item<std::int64_t>() + ids[3].item<std::int64_t>());
+    } else {
+      EXPECT_THAT(text_of([&] {
+                    for (;;) all.barrier();
+                  }),
+                  HasSubstr("abort"));
+    }
+    EXPECT_THAT(text_of([&] { half.merge(nullptr, 4); }), HasSubstr("no store"));
+    EXPECT_THAT(text_of([&] { half.merge(r.store(), 1); }), HasSubstr("this group alone has 2"));
+    EXPECT_THAT(text_of([&] { half.shrink({1 - half.rank()}); }), HasSubstr("not among"));
+    const auto foreign = ProcessGroup::from(c10::make_intrusive<FakeBackend>(
+        c10::make_intrusive<ConvoyBackend>(make_local_store(), 0, 1)));
+    EXPECT_THAT(text_of([&] { foreign.shrink(); }), HasSubstr("does not tell who has died"));
+    EXPECT_THAT(text_of([&] { reconfigure(half, {}); }), HasSubstr("say .store"));
+    r.barrier();
+  });
+}
+
+// One that lives and does not come is named at the deadline.
+TEST(ShrinkTest, WhoDoesNotComeIsNamed) {
+  RankGroup(3, RankMode::kThreads).run([](Rank& r) {
+    const auto group = make_group(r, r.id(), r.size(), "world");
+    if (r.id() != 2) {
+      EXPECT_THAT(text_of([&] { group.shrink({.timeout = 200ms}); }),
+                  AllOf(HasSubstr(" Timed out "), HasSubstr("have not called it: 2")));
+    }
+    r.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace convoy::test
