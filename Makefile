@@ -7,6 +7,7 @@
 #   CONVOY_VENV=dir   the Python environment, instead of .venv
 #   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
 #   PREFIX=dir        where `make install` puts things
+#   WORLD=4           how many ranks `make test-pytorch` has
 #   SEEDS=10000       how many programs `make soak-coll` runs
 #   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
 #   BOOTSTRAP=off     do not look for missing packages
@@ -18,6 +19,7 @@ CMAKE_ARGS ?=
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 SEEDS ?= 10000
+WORLD ?= 4
 BOOTSTRAP ?= on
 export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 
@@ -27,9 +29,10 @@ export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full demo lint asan tsan fuzz verify bench bench-coll bench-quick \
-           bench-group bench-faults soak-coll tidy check-headers check-layers format install clean help
-settings := JOBS SEEDS TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
+targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
+           bench-quick bench-group bench-faults bench-python soak-coll tidy check-headers check-layers format \
+           install python wheel clean help
+settings := JOBS SEEDS WORLD TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
 # A word that is no target, or a setting that is none, stops before anything is done.
 unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
@@ -43,6 +46,7 @@ endif
 
 ctest = ctest --test-dir build/$(1) -j$(JOBS) --output-on-failure --no-label-summary --no-tests=error \
         $(if $(TESTS),-R '$(TESTS)')
+pip = $(CONVOY_VENV)/bin/python -m pip --disable-pip-version-check
 compile = cmake --build build/$(1) -j $(JOBS)
 # The sanitizers' shadow memory needs a kernel that does not spread mappings too far.
 no_aslr = $$(setarch -R true 2>/dev/null && echo setarch -R)
@@ -60,6 +64,9 @@ test: build ## build and run the tests (all but the long ones)
 
 test-full: build ## all tests, the long ones too
 	@$(call ctest,release)
+
+test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a quarter of an hour)
+	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
 
 demo: build ## two ranks meet through the store of `convoy run`
 	@build/release/bin/convoy run -n 2 build/release/bin/meet
@@ -93,6 +100,9 @@ bench-group: build ## what process groups cost beside the collectives below, int
 bench-faults: build ## how long survivors take to learn of a killed rank
 	@build/release/bin/bench_faults --gtest_brief=1
 
+bench-python: build ## torch.distributed on our backend beside Gloo, into build/bench/python.json
+	@$(CONVOY_VENV)/bin/python bench/python.py
+
 soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
 	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \
 	  CONVOY_SEEDS=$$first:50 build/release/bin/coll_group_random_test --gtest_brief=1 || exit; done
@@ -116,6 +126,14 @@ format: bootstrap-lint ## format all C++ files
 install: build ## install into PREFIX
 	@cmake --install build/release --prefix '$(PREFIX)'
 
+python: bootstrap-python ## install the Python package into .venv
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(pip) install --no-build-isolation .
+
+wheel: bootstrap-python ## a wheel in build/wheels, tried out in a fresh environment
+	@rm -rf build/wheels
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(pip) wheel --no-build-isolation --no-deps -w build/wheels .
+	@$(CONVOY_VENV)/bin/python tests/python/wheel_check.py build/wheels/convoy-*.whl
+
 clean: ## remove the build folder (.venv stays)
 	rm -rf build
 
@@ -126,6 +144,7 @@ help: ## show this
 
 bootstrap_groups_release = build
 bootstrap_groups_lint = build lint
+bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
 bootstrap_groups_asan = core

@@ -1,4 +1,8 @@
-"""Gloo's side of bench/coll.py, through torch.distributed; one process a rank."""
+"""A backend of torch.distributed as a side of a benchmark; one process a rank.
+
+Gloo for bench/coll.py; for bench/python.py both it and convoy (BENCH_BACKEND), which also measures
+steps of stock DDP.
+"""
 
 import json
 import os
@@ -9,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 OPS = ("all_reduce", "broadcast", "barrier", "reduce_scatter", "all_gather", "all_to_all",
        "ping_pong")
@@ -16,7 +21,7 @@ FILLED = 64 << 10  # as in side.cpp
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-class Gloo:
+class Collective:
     def __init__(self, case):
         self.op, dtype, _, size, seconds = case.split()
         self.bytes, self.seconds = int(size), float(seconds)
@@ -32,9 +37,9 @@ class Gloo:
         elif self.op == "broadcast":
             dist.broadcast(self.buffer, 0)
         elif self.op == "reduce_scatter":
-            dist.reduce_scatter_tensor(self.part, self.buffer)
+            dist.reduce_scatter_single(self.part, self.buffer)
         elif self.op == "all_gather":
-            dist.all_gather_into_tensor(self.buffer, self.part)
+            dist.all_gather_single(self.buffer, self.part)
         elif self.op == "all_to_all":
             dist.all_to_all_single(self.output, self.buffer)
         elif self.op == "ping_pong":
@@ -72,18 +77,79 @@ class Gloo:
         return self.time_calls(int(min(max(self.seconds * 1e6 / once, 1), 200000)))
 
 
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.second(x))
+
+
+def mlp_100m():
+    net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(4096, 4096), nn.ReLU())))
+    return net, torch.randn(8, 4096)
+
+
+def gpt_10m():
+    blocks = [Block(384, 6) for _ in range(6)]
+    net = nn.Sequential(nn.Embedding(65, 384), *blocks, nn.LayerNorm(384), nn.Linear(384, 65))
+    return net, torch.randint(65, (2, 128))
+
+
+class Step:
+    """A training step of stock DDP; "dtype" of the case is the model."""
+
+    models = {}  # built once
+
+    def __init__(self, case):
+        _, name, _, _, seconds = case.split()
+        self.seconds = float(seconds)
+        if name not in self.models:
+            torch.manual_seed(0)
+            net, data = {"mlp_100m": mlp_100m, "gpt_10m": gpt_10m}[name]()
+            net = nn.parallel.DistributedDataParallel(net)
+            self.models[name] = net, data, torch.optim.SGD(net.parameters(), lr=1e-4)
+        self.net, self.data, self.optimizer = self.models[name]
+
+    def measure(self):
+        times = []
+        end = time.monotonic() + self.seconds
+        more = torch.ones(1)
+        while more.item():
+            dist.barrier()
+            start = time.perf_counter_ns()
+            self.optimizer.zero_grad()
+            self.net(self.data).square().mean().backward()
+            self.optimizer.step()
+            slowest = torch.tensor([(time.perf_counter_ns() - start) / 1e3], dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            times.append(slowest.item())
+            more = torch.tensor([float(len(times) < 3 or time.monotonic() < end)])
+            dist.broadcast(more, 0)
+        return sorted(times[1:])[(len(times) - 1) // 2]
+
+
 def main():
     torch.set_num_threads(1)
     side = Path(os.environ["BENCH_SIDE"])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(side / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size,
+    dist.init_process_group(os.environ.get("BENCH_BACKEND", "gloo"), store=store, rank=rank, world_size=size,
                             timeout=timedelta(seconds=120))
     with open(side / str(rank)) as cases:
         answers = open(side / "answers", "w") if rank == 0 else None
         for case in cases:
-            known = case.split()[0] in OPS
-            answer = {"": Gloo(case).measure()} if known else {}
+            op = case.split()[0]
+            side = Step if op == "ddp" else Collective if op in OPS else None
+            answer = {"": side(case).measure()} if side else {}
             if answers:
                 print(json.dumps(answer), file=answers, flush=True)
     return 0

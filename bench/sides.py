@@ -114,9 +114,15 @@ def open_mpi(ranks, setting="", arguments=()):
 
 
 def gloo(ranks):
+    return torch_distributed("gloo", ranks)
+
+
+def torch_distributed(backend, ranks):
+    """A backend of torch.distributed; convoy's is that of the build tree."""
     python = ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
-    return Side("gloo", "", ranks, [[python, ROOT / "bench" / "peer_gloo.py"]] * ranks,
-                {"GLOO_SOCKET_IFNAME": "lo"})
+    return Side(backend, "", ranks, [[python, ROOT / "bench" / "peer_gloo.py"]] * ranks,
+                {"GLOO_SOCKET_IFNAME": "lo", "BENCH_BACKEND": backend,
+                 "PYTHONPATH": str(BIN.parent / "python")})
 
 
 class Results:

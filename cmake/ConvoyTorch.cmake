@@ -11,6 +11,9 @@ else()
     set(venv $ENV{CONVOY_VENV})
   endif()
   cmake_path(ABSOLUTE_PATH venv BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(DEFINED SKBUILD)  # pip builds for the Python that it runs in
+    set(CONVOY_PYTHON ${Python_EXECUTABLE} CACHE FILEPATH "")
+  endif()
   find_program(CONVOY_PYTHON NAMES python3 python HINTS ${venv}/bin NO_CMAKE_SYSTEM_PATH)
   if(CONVOY_PYTHON)
     execute_process(

@@ -20,7 +20,7 @@ namespace convoy {
 //
 // With asyncOp = false a call returns when it is done, and returns no Work (outside of coalescing
 // blocks).
-class ConvoyBackend final : public c10d::Backend {
+class ConvoyBackend : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds limit = kBackendDefaultTimeout)
@@ -147,6 +147,12 @@ class ConvoyBackend final : public c10d::Backend {
   // Leaves the group; does not wait for others.
   void shutdown() override;
   c10d::ErrorType getError() override;
+
+ protected:
+  // Makes the backend of a split or merge. For a language whose backends end in their own way.
+  virtual c10::intrusive_ptr<c10d::Backend> make(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 int rank, int size,
+                                                 const c10::intrusive_ptr<Options>& options) const;
 
  private:
   class Impl;

@@ -119,8 +119,13 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge(
   }
   // Not under the name: halves that merge may each have their own.
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("convoy", store);
-  return c10::make_intrusive<ConvoyBackend>(c10::intrusive_ptr<c10d::Store>(prefixed), rank, size,
-                                            options);
+  return make(prefixed, rank, size, options);
+}
+
+c10::intrusive_ptr<c10d::Backend> ConvoyBackend::make(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const c10::intrusive_ptr<Options>& options) const {
+  return c10::make_intrusive<ConvoyBackend>(store, rank, size, options);
 }
 
 at::Tensor ConvoyBackend::allocateTensor(long numel, at::TensorOptions options) {

@@ -17,6 +17,7 @@ using testing::HasSubstr;
 struct Operation {
   const char* name;
   const char* called;  // by errors
+  std::function<void(const ProcessGroup&, int64_t n, c10::ScalarType)> run;
   std::function<Work(const ProcessGroup&, int64_t n, c10::ScalarType)> begin;
 };
 
@@ -31,48 +32,81 @@ Tensors list_of(const ProcessGroup& group, int64_t n, c10::ScalarType type) {
 const Operation kOperations[] = {
     {"all_reduce", "all_reduce",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.all_reduce(full(1, {n}, type));
+     },
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_reduce_async(full(1, {n}, type));
      }},
     {"all_reduce_coalesced", "all_reduce",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.all_reduce_coalesced({full(1, {n}, type), full(1, {3}, type)});
+     },
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_reduce_coalesced_async({full(1, {n}, type), full(1, {3}, type)});
      }},
     {"reduce", "reduce",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.reduce(full(1, {n}, type));
+     },
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.reduce_async(full(1, {n}, type));
      }},
     {"broadcast", "broadcast",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.broadcast(full(1, {n}, type));
+     },
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.broadcast_async(full(1, {n}, type));
      }},
     {"all_gather_v", "all_gather_v",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.all_gather(list_of(group, n, type), full(1, {n}, type));
+     },
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_gather_async(list_of(group, n, type), full(1, {n}, type));
      }},
     {"all_gather", "all_gather",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.all_gather_single(full(1, {group.size(), n}, type), full(1, {n}, type));
+     },
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_gather_single_async(full(1, {group.size(), n}, type), full(1, {n}, type));
      }},
     {"gather_v", "gather_v",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.gather(group.rank() == 0 ? list_of(group, n, type) : Tensors(), full(1, {n}, type));
+     },
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.gather_async(group.rank() == 0 ? list_of(group, n, type) : Tensors(),
                                  full(1, {n}, type));
      }},
     {"scatter_v", "scatter_v",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.scatter(full(1, {n}, type), group.rank() == 0 ? list_of(group, n, type) : Tensors());
+     },
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.scatter_async(full(1, {n}, type),
                                   group.rank() == 0 ? list_of(group, n, type) : Tensors());
      }},
     {"reduce_scatter_v", "reduce_scatter_v",
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.reduce_scatter(full(1, {n}, type), list_of(group, n, type));
+     },
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.reduce_scatter_async(full(1, {n}, type), list_of(group, n, type));
      }},
     {"reduce_scatter", "reduce_scatter",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.reduce_scatter_single(full(1, {n}, type), full(1, {group.size(), n}, type));
+     },
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.reduce_scatter_single_async(full(1, {n}, type),
                                                 full(1, {group.size(), n}, type));
      }},
     {"all_to_all_v", "all_to_all_v",
+     [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
+       group.all_to_all(list_of(group, n, type), list_of(group, n, type));
+     },
      [](const ProcessGroup& group, int64_t n, c10::ScalarType type) {
        return group.all_to_all_async(list_of(group, n, type), list_of(group, n, type));
      }},
@@ -96,6 +130,7 @@ TEST_P(EachOperation, DisagreementsAreNamed) {
       const auto work = operation.begin(group, n, type);
       const auto text = text_of([&] { work.wait(); });
       EXPECT_NE(work.error(), nullptr);
+      EXPECT_THAT(text_of([&] { operation.run(group, n, type); }), HasSubstr("disagree"));
       return text;
     };
     const auto both = AllOf(HasSubstr(operation.called), HasSubstr("disagree"), HasSubstr("world"));
@@ -127,6 +162,7 @@ TEST_P(EachOperation, AKilledRankIsNamed) {
                 dead);
     EXPECT_THAT(text_of([&] { operation.begin(group, 3, at::kFloat).wait(); }),
                 HasSubstr("rank 1"));
+    EXPECT_THAT(text_of([&] { operation.run(group, 3, at::kFloat); }), HasSubstr("rank 1"));
     EXPECT_THAT(text_of([&] { group.barrier(); }), HasSubstr("rank 1"));
     r.store()->set(concat("told/", r.id()), "");
   });

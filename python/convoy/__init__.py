@@ -1,0 +1,40 @@
+"""Collectives of one host's processes over shared memory, as a backend of torch.distributed.
+
+    import convoy, torch.distributed as dist
+    dist.init_process_group("convoy")
+
+docs/python.md tells the rest.
+"""
+
+import atexit
+
+import torch
+
+from convoy._build import TORCH, VERSION as __version__
+
+if torch.__version__.split("+")[0].split(".")[:2] != TORCH.split("."):
+    raise ImportError(f"convoy {__version__} was built for torch {TORCH}, and this is torch "
+                      f"{torch.__version__}: libtorch's C++ interface differs between minor versions. "
+                      f"Install torch {TORCH}, or build convoy again with this one.")
+
+import torch.distributed as _dist
+
+if not _dist.is_available():
+    raise ImportError("convoy needs a torch that was built with torch.distributed")
+
+from torch.distributed import _dist2
+
+from convoy import _C, _groups
+from convoy._C import ConvoyBackend, Options, launcher_store
+from convoy._error import Error
+from convoy._groups import current_group, new_group, process_group
+from _convoy import autoload as _autoload
+
+__all__ = ["ConvoyBackend", "Error", "Options", "current_group", "launcher_store", "new_group",
+           "process_group"]
+
+_autoload._register()
+if "convoy" not in _dist2._BACKENDS:
+    _dist2.register_backend("convoy", _groups._factory)
+# Operations that are still pending fail while their callbacks can still run.
+atexit.register(_C.shutdown_all)

@@ -1,0 +1,125 @@
+"""Groups of ranks: what torch.distributed calls, and dist2's functions."""
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from urllib.parse import parse_qsl, urlparse
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _current_process_group
+from torch.distributed import PrefixStore, ProcessGroup, Store, _dist2
+
+from convoy import _C
+from convoy._error import Error
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+# How often this process has made a group of this name and these ranks: a store keeps the keys of the
+# earlier ones.
+_made: dict[tuple, int] = {}
+
+
+def _fresh(store: Store, *identity) -> Store:
+    count = _made[identity] = _made.get(identity, 0) + 1
+    return store if count == 1 else PrefixStore(f"again-{count}", store)
+
+
+def create_for_torch(asked, options) -> _C.ConvoyBackend:
+    """The creator that torch.distributed calls, with its own options and those of the user."""
+    if options is None:
+        options = _C.Options()
+    elif not isinstance(options, _C.Options):
+        raise TypeError(f"pg_options of the backend convoy are convoy.Options, not {type(options)}")
+    options = copy.copy(options)
+    options._timeout = asked.timeout
+    options.group_name = asked.group_id
+    options.global_ranks_in_group = asked.global_ranks_in_group
+    store = _fresh(asked.store, asked.group_id, *asked.global_ranks_in_group)
+    return _C.ConvoyBackend(store, asked.group_rank, asked.group_size, options)
+
+
+def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_) -> Iterator[tuple[Store, int, int]]:
+    """convoy://: ranks of `convoy run` meet through its store, and a process alone needs none."""
+    asked = dict(parse_qsl(urlparse(url).query))
+
+    def number(name: str, variable: str, otherwise: int) -> int:
+        value = int(asked.get(name, -1))  # torch says -1 for "not given"
+        return value if value >= 0 else int(os.environ.get(variable, otherwise))
+
+    rank, size = number("rank", "RANK", 0), number("world_size", "WORLD_SIZE", 1)
+    store = _C.launcher_store()
+    if store is None:
+        if size != 1:
+            raise Error(f"convoy://: rank {rank} of {size} was not started by `convoy run`; start "
+                        "the program with it, or use another init_method such as env://",
+                        "invalid argument")
+        store = dist.HashStore()
+    store.set_timeout(timeout)
+    yield _fresh(store, "convoy://"), rank, size
+    raise RuntimeError("convoy:// cannot meet again")
+
+
+def _factory(store: Store, rank: int, world_size: int, timeout: timedelta, device: torch.device,
+             **kwargs: object) -> ProcessGroup:
+    """Of dist2."""
+    if device.type != "cpu":
+        raise Error(f"the backend convoy has no groups for {device}, only for cpu", "unsupported")
+    options = _C.Options(**kwargs)
+    options._timeout = timeout
+    backend = _C.ConvoyBackend(store, rank, world_size, options)
+    group = ProcessGroup(store, rank, world_size)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    group._register_backend(device, ProcessGroup.BackendType.CUSTOM, backend)
+    return group
+
+
+def new_group(backend: str = "convoy", timeout: timedelta = DEFAULT_TIMEOUT,
+              device: str | torch.device = "cpu", *, store: Store | None = None,
+              rank: int | None = None, world_size: int | None = None, name: str = "",
+              **options: object) -> ProcessGroup:
+    """A group of its own: not known to torch.distributed's functions, but a ProcessGroup like others.
+
+    Collective: blocks until all ranks have called it, `timeout` at most, which also is the limit of
+    each operation. Without a store the ranks of the launcher (`convoy run`, torchrun) meet. Groups of
+    one store that several threads make at the same time need names; without, ranks pair them by
+    their order. `options` are those of the backend: of "convoy", those of convoy.Options.
+
+    Raises ValueError for an unknown backend, TypeError for an unknown option, and convoy.Error.
+    """
+    if backend not in _dist2._BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; known: {', '.join(sorted(_dist2._BACKENDS))}")
+    if store is None:
+        # `convoy run` leaves its store to its ranks; elsewhere torch knows where to meet.
+        method = "env://" if _C.launcher_store() is None and "WORLD_SIZE" in os.environ else "convoy://"
+        store, found_rank, found_size = next(iter(dist.rendezvous(method, timeout=timeout)))
+        rank = found_rank if rank is None else rank
+        world_size = found_size if world_size is None else world_size
+    if rank is None or world_size is None:
+        raise ValueError("new_group: a store needs rank and world_size")
+    store = _fresh(PrefixStore(f"group/{name}", store), "new_group", name)
+    store.set_timeout(timeout)
+    return _dist2._BACKENDS[backend](store, rank, world_size, timeout, torch.device(device), **options)
+
+
+def current_group() -> ProcessGroup:
+    """The group of the innermost process_group() of this thread; outside of all, torch's default one.
+
+    Raises convoy.Error if there is neither.
+    """
+    group = _current_process_group()
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    if group is None:
+        raise Error("current_group: there is none: use process_group() or init_process_group()",
+                    "invalid argument")
+    return group
+
+
+@contextmanager
+def process_group(group: ProcessGroup) -> Iterator[ProcessGroup]:
+    """Makes a group this thread's current one until the block ends, however it ends. Nests."""
+    with _dist2.process_group(group):
+        yield group

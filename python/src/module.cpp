@@ -1,0 +1,69 @@
+// The extension convoy._C: ConvoyBackend as a class of torch.distributed.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "convoy/c10d_store.h"
+#include "convoy/error.h"
+#include "convoy/version.h"
+#include "python_backend.h"
+
+namespace py = pybind11;
+
+namespace convoy::python {
+namespace {
+
+using Options = ConvoyBackend::Options;
+
+// convoy.Error with its kind. The class is Python's, so that it can have torch's as its base.
+void raise_as_python(const Error& error) {
+  const py::object type = py::module_::import("convoy._error").attr("Error");
+  const py::object value = type(error.what(), std::string(to_string(error.kind())));
+  PyErr_SetObject(type.ptr(), value.ptr());
+}
+
+c10::intrusive_ptr<c10d::Store> rank_store() {
+  auto store = launcher_store();
+  return store ? to_c10d(std::move(store)) : nullptr;
+}
+
+}  // namespace
+}  // namespace convoy::python
+
+PYBIND11_MODULE(_C, module) {
+  using namespace convoy::python;
+  py::module_::import("torch.distributed");  // the base classes
+
+  // Not only for this module: torch's own functions throw our errors.
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const convoy::Error& error) {
+      raise_as_python(error);
+    }
+  });
+
+  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options")
+      .def(py::init([](int threads, bool read_private) {
+             auto options = c10::make_intrusive<Options>();
+             options->threads = threads;
+             options->read_private = read_private;
+             return options;
+           }),
+           py::kw_only(), py::arg("threads") = 1, py::arg("read_private") = true)
+      .def_readwrite("threads", &Options::threads)
+      .def_readwrite("read_private", &Options::read_private)
+      .def("__copy__", [](const Options& self) { return c10::make_intrusive<Options>(self); });
+
+  py::class_<PythonBackend, c10d::Backend, c10::intrusive_ptr<PythonBackend>>(module,
+                                                                              "ConvoyBackend")
+      .def(py::init(&PythonBackend::create), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("options") = c10::make_intrusive<Options>(),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("options", &PythonBackend::getBackendOptions);
+
+  module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
+  module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>());
+  module.attr("__version__") = convoy::version();
+}

@@ -1,0 +1,69 @@
+#include "python_backend.h"
+
+#include <Python.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace convoy::python {
+namespace {
+
+using Weak = c10::weak_intrusive_ptr<PythonBackend>;
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Weak> backends;
+};
+
+// Never destroyed: backends may end after main.
+Registry& registry() {
+  static auto* const all = new Registry;
+  return *all;
+}
+
+// Lets go of the interpreter's lock, where this thread has it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_) PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<PythonBackend> PythonBackend::create(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const c10::intrusive_ptr<Options>& options) {
+  auto backend = c10::make_intrusive<PythonBackend>(store, rank, size, options);
+  const std::lock_guard lock(registry().mutex);
+  registry().backends.emplace_back(backend);
+  return backend;
+}
+
+void PythonBackend::release_resources() {
+  const WithoutGil without;
+  shutdown();
+  // With the list's reference gone, the object is destroyed when this returns.
+  const std::lock_guard lock(registry().mutex);
+  std::erase_if(registry().backends,
+                [this](const Weak& weak) { return weak._unsafe_get_target() == this; });
+}
+
+void shutdown_all() {
+  std::vector<c10::intrusive_ptr<PythonBackend>> alive;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& weak : registry().backends) {
+      if (auto backend = weak.lock()) alive.push_back(std::move(backend));
+    }
+  }
+  for (const auto& backend : alive) backend->shutdown();
+}
+
+}  // namespace convoy::python

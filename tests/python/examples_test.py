@@ -1,0 +1,27 @@
+"""The examples run."""
+
+import subprocess
+import sys
+from unittest import TestCase, main
+
+import ranks
+
+
+class ExamplesTest(TestCase):
+    def run_on_two_ranks(self, name, *words):
+        done = subprocess.run([ranks.COMMAND, "run", "-n", "2", sys.executable,
+                               ranks.ROOT / "examples" / "python" / name],
+                              capture_output=True, text=True, timeout=ranks.LIMIT)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        for word in words:
+            self.assertIn(word, done.stdout)
+
+    def test_train(self):
+        self.run_on_two_ranks("train.py", "step 60: loss", "on 2 ranks")
+
+    def test_groups(self):
+        self.run_on_two_ranks("groups.py", "sum of 2 ranks: 1; of the first half: 0")
+
+
+if __name__ == "__main__":
+    main()
