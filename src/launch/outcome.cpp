@@ -27,7 +27,7 @@ std::string join(const std::vector<std::string>& items) {
 std::string describe_ending(const JobOutcome& outcome, const RankOutcome& rank) {
   if (!rank.status) return "could not be killed";
   if (rank.ending == Ending::kKilled) return outcome.kill_note;
-  const std::string asked = signal_name(rank.asked_by);
+  std::string asked = signal_name(rank.asked_by);
   if (rank.status->signal == rank.asked_by) return asked;
   return concat(rank.status->to_string(), " after ", asked);
 }

@@ -342,8 +342,9 @@ std::optional<StoreTable::Clock::time_point> StoreTable::next_expiry() const {
 
 std::string StoreTable::missing_text(const StoreMessage& request) const {
   constexpr std::size_t kShown = 8;
-  std::string text = concat("store: timed out after ",
-                            static_cast<double>((request.timeout_us + 500) / 1000) / 1000, " s: ");
+  const std::uint64_t milliseconds = (request.timeout_us + 500) / 1000;  // rounded
+  std::string text =
+      concat("store: timed out after ", static_cast<double>(milliseconds) / 1000, " s: ");
   if (op_of(request) == StoreOp::kWatch) {
     return text + concat("no change of key ", printable(request.parts[0]));
   }

@@ -66,7 +66,7 @@ FakeBackend::WorkPtr FakeBackend::enqueue(std::function<int()> operation) {
 }
 
 // Messages must not block each other: they begin at once and end apart.
-FakeBackend::WorkPtr FakeBackend::message(std::function<WorkPtr()> operation) {
+FakeBackend::WorkPtr FakeBackend::message(const std::function<WorkPtr()>& operation) {
   const auto inner = operation();
   return enqueue([inner] {
     inner->wait();

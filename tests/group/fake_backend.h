@@ -59,7 +59,7 @@ class FakeBackend final : public c10d::Backend {
 
   // `operation` returns who sent, if that makes sense.
   WorkPtr enqueue(std::function<int()> operation);
-  WorkPtr message(std::function<WorkPtr()> operation);
+  WorkPtr message(const std::function<WorkPtr()>& operation);
   void serve();
 
   const c10::intrusive_ptr<ConvoyBackend> inner_;

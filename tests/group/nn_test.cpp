@@ -15,17 +15,14 @@ using Function = std::function<Tensors(const Tensors&)>;  // of all ranks' input
 
 constexpr int kRanks = 3;
 
-at::Tensor random(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
+at::Tensor random(int seed, at::IntArrayRef sizes) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
+  return at::randn(sizes, generator, at::kDouble);
 }
 
-at::Tensor input_of(int rank, at::IntArrayRef sizes) {
-  return random(static_cast<std::uint64_t>(1000 + rank), sizes);
-}
+at::Tensor input_of(int rank, at::IntArrayRef sizes) { return random(1000 + rank, sizes); }
 
-at::Tensor weights_of(int rank, at::IntArrayRef sizes) {
-  return random(static_cast<std::uint64_t>(2000 + rank), sizes);
-}
+at::Tensor weights_of(int rank, at::IntArrayRef sizes) { return random(2000 + rank, sizes); }
 
 void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_TRUE(at::allclose(actual, expected, 1e-9, 1e-9)) << actual << "\nexpected\n" << expected;

@@ -289,7 +289,7 @@ TEST(ProcessGroupTest, ThenAndFutures) {
     auto tensor = full(r.id() + 1, {1000});
     const auto work = group.all_reduce_async(tensor);
     auto told = std::make_shared<std::promise<std::exception_ptr>>();
-    work.then([told](std::exception_ptr error) { told->set_value(error); });
+    work.then([told](const std::exception_ptr& error) { told->set_value(error); });
     EXPECT_EQ(told->get_future().get(), nullptr);
     expect_equal(work.result()[0], full(3, {1000}));
     const auto doubled = group.all_reduce_async(full(1, {2}))
@@ -304,11 +304,11 @@ TEST(ProcessGroupTest, ThenAndFutures) {
     expect_equal(doubled->value().toTensor(), full(4, {2}));
     const auto failed = group.all_reduce_async(full(1, {2 + r.id()}));
     auto error = std::make_shared<std::promise<std::exception_ptr>>();
-    failed.then([error](std::exception_ptr what) { error->set_value(what); });
+    failed.then([error](const std::exception_ptr& what) { error->set_value(what); });
     EXPECT_NE(error->get_future().get(), nullptr);
     EXPECT_NE(failed.error(), nullptr);
     Work().wait();
-    Work().then([](std::exception_ptr what) { EXPECT_EQ(what, nullptr); });
+    Work().then([](const std::exception_ptr& what) { EXPECT_EQ(what, nullptr); });
     EXPECT_TRUE(Work().done());
   });
 }
@@ -362,11 +362,12 @@ TEST_P(SplitTest, ByRanksAndByColour) {
 // LargeCommTest.test_new_group_local_sync: groups of groups that overlap, while others do theirs.
 TEST_P(SplitTest, ChildrenOutliveParentsAndWorkAtOnce) {
   RankGroup(4, GetParam()).run([](Rank& r) {
+    const int half = r.id() / 2, side = r.id() % 2;
     ProcessGroup row, column;
     {
       const auto world = make_group(r, Whose::kOurs);
-      row = world.split_by(r.id() / 2);
-      column = world.split_by(r.id() % 2);
+      row = world.split_by(half);
+      column = world.split_by(side);
     }
     for (int i = 0; i < 20; ++i) {
       auto a = full(r.id(), {1000}), b = full(r.id(), {1000});
@@ -374,8 +375,8 @@ TEST_P(SplitTest, ChildrenOutliveParentsAndWorkAtOnce) {
       const auto second = column.all_reduce_async(b);
       second.wait();
       first.wait();
-      expect_equal(a, full(4 * (r.id() / 2) + 1, {1000}));
-      expect_equal(b, full(2 * (r.id() % 2) + 2, {1000}));
+      expect_equal(a, full(4 * half + 1, {1000}));
+      expect_equal(b, full(2 * side + 2, {1000}));
     }
   });
 }
