@@ -187,7 +187,7 @@ TEST(GroupScopeTest, NestsAndIsRestored) {
     } catch (const std::runtime_error&) {
     }
     EXPECT_EQ(current_group(), outer);
-    EXPECT_THROW(GroupScope{ProcessGroup()}, Error);
+    EXPECT_THROW(const GroupScope none{ProcessGroup()}, Error);
     EXPECT_EQ(current_group(), outer);
   }
   EXPECT_THROW(current_group(), Error);

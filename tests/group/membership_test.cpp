@@ -37,7 +37,7 @@ std::string work_until_death(const ProcessGroup& group) {
 
 // Eight ranks; one after another is killed in the middle of collectives, until one is left.
 TEST(ShrinkTest, SevenKillsInARow) {
-  constexpr int kRanks = 8;
+  static constexpr int kRanks = 8;
   RankGroup ranks(kRanks, RankMode::kProcesses, {.limit = 110s});
   ranks.start([](Rank& r) {
     auto group = make_group(r, r.id(), r.size(), "world");
@@ -91,7 +91,7 @@ TEST(ShrinkTest, DeathsDuringTheShrink) {
 
 // Eight places, ten kills in a row; each time a spare process takes the place of the dead.
 TEST(ReconfigureTest, TenKillsWithNewcomers) {
-  constexpr int kPlaces = 8, kKills = 10;
+  static constexpr int kPlaces = 8, kKills = 10;
   RankGroup ranks(kPlaces + kKills, RankMode::kProcesses, {.limit = 115s});
   ranks.start([](Rank& r) {
     // Who sits where in each round: the dead of round k is process k.
