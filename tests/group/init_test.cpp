@@ -182,7 +182,7 @@ TEST(GroupScopeTest, NestsAndIsRestored) {
     try {
       const GroupScope nested(inner);
       EXPECT_EQ(current_group(), inner);
-      std::jthread([] { EXPECT_THROW(current_group(), Error); });  // the thread's own affair
+      std::jthread([] { EXPECT_THROW(current_group(), Error); }).join();  // the thread's own affair
       throw std::runtime_error("out");
     } catch (const std::runtime_error&) {
     }

@@ -225,7 +225,8 @@ TEST_P(ScenarioTest, CoalescingBlocks) {
       EXPECT_THAT(text_of([&] { backend->endCoalescing(); }), HasSubstr("has not begun"));
       backend->startCoalescing();
       backend->endCoalescing()->wait();
-    });
+    })
+        .join();
     const auto work = backend->endCoalescing();
     work->wait();
     received->wait();
