@@ -140,6 +140,7 @@ bool ConvoyWork::wait(std::chrono::milliseconds timeout) {
   } catch (const Error&) {
     if (!work_->done()) throw;
   }
+  future_->wait();                // settled last: who has waited for one finds the other
   return Work::wait(kNoTimeout);  // the results are where they belong
 }
 
