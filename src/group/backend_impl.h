@@ -113,9 +113,19 @@ class ConvoyBackend::Impl {
   using Blocks = std::map<std::thread::id, Block>;
 
   bool coalescing() const {
-    if (open_blocks_.load(std::memory_order_relaxed) == 0)
-      return false;  // this thread's would show
+    // A block of this thread's own would show.
+    if (open_blocks_.load(std::memory_order_relaxed) == 0) return false;
     return blocks_.lock()->contains(std::this_thread::get_id());
+  }
+  // Runs use(block) if this thread has begun one; another thread's abort() may end it at any time.
+  template <class Use>
+  bool in_block(const Use& use) {
+    if (open_blocks_.load(std::memory_order_relaxed) == 0) return false;
+    auto blocks = blocks_.lock();
+    const auto mine = blocks->find(std::this_thread::get_id());
+    if (mine == blocks->end()) return false;
+    use(mine->second);
+    return true;
   }
   template <class Start>
   WorkPtr begin(Job job, std::uint64_t number, const Start& start);
@@ -154,7 +164,7 @@ template <class Now, class Start>
 WorkPtr ConvoyBackend::Impl::submit(Job job, const Now& now, const Start& start) {
   if (!alone(job.asynchronous)) {
     auto work = begin(std::move(job), group_->last_issued() + 1, start);
-    if (coalescing()) (*blocks_.lock())[std::this_thread::get_id()].works.push_back(work);
+    in_block([&](Block& block) { block.works.push_back(work); });
     return work;
   }
   RECORD_FUNCTION(job.title, std::vector<c10::IValue>(job.inputs.begin(), job.inputs.end()));

@@ -76,12 +76,13 @@ WorkPtr ConvoyBackend::recv(Tensors& tensors, int source, int tag,
 WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message,
                                     std::chrono::nanoseconds timeout) {
   const std::uint64_t number = ++messages_;
-  if (coalescing()) {
-    auto work = make_work(job, number);
-    (*blocks_.lock())[std::this_thread::get_id()].letters.push_back(
-        {message, std::move(job), work});
-    return work;
-  }
+  WorkPtr letter;
+  in_block([&](Block& block) {
+    const auto work = make_work(job, number);
+    block.letters.push_back({message, job, work});
+    letter = work;
+  });
+  if (letter) return letter;
   const coll::MessageOptions options{.tag = message.tag, .timeout = timeout};
   return begin(std::move(job), number, [&](coll::Group& group, const auto& done) {
     return message.kind == coll::Message::Kind::kSend

@@ -10,32 +10,29 @@
 #include "group/process_group_impl.h"
 
 namespace convoy {
-namespace {
-
-std::string join(const std::vector<int>& ranks) {
+std::string join_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += concat(text.empty() ? "" : ",", rank);
   return text;
 }
 
-void check_ranks(const std::vector<int>& ranks, int size) {
-  if (ranks.empty()) fail(ErrorKind::kInvalidArgument, "split: the list of ranks is empty");
+void check_ranks(const char* operation, const std::vector<int>& ranks, int size) {
+  if (ranks.empty()) fail(ErrorKind::kInvalidArgument, operation, ": the list of ranks is empty");
   std::set<int> seen;
   for (const int rank : ranks) {
     if (rank < 0 || rank >= size) {
-      fail(ErrorKind::kInvalidArgument, "split: there is no rank ", rank, " in a group of ", size);
+      fail(ErrorKind::kInvalidArgument, operation, ": there is no rank ", rank, " in a group of ",
+           size);
     }
     if (!seen.insert(rank).second) {
-      fail(ErrorKind::kInvalidArgument, "split: rank ", rank, " is in the list twice");
+      fail(ErrorKind::kInvalidArgument, operation, ": rank ", rank, " is in the list twice");
     }
   }
 }
 
-}  // namespace
-
 std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                                                 const SplitOptions& options) const {
-  check_ranks(ranks, size());
+  check_ranks("split", ranks, size());
   if (!impl().store) {
     fail(ErrorKind::kInvalidArgument,
          "split: the group has no store for the new ranks to meet; adopt the backend with one: "
@@ -44,7 +41,7 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
   const auto mine = std::find(ranks.begin(), ranks.end(), rank());
   if (mine == ranks.end() && impl().own) return std::nullopt;
   const int again = (*impl().splits.lock())[{options.name, ranks}]++;
-  const std::string members = join(ranks);
+  const std::string members = join_ranks(ranks);
   const auto key = concat("split/", options.name, "/", members, "/", again);
   const auto store = with_prefix(impl().store, key);
 

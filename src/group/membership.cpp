@@ -19,12 +19,6 @@ constexpr milliseconds kSlice(20);
 // For making the group once all have come; a rank that dies in the middle costs this at most.
 constexpr milliseconds kAttempt(10'000);
 
-std::string join(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += concat(text.empty() ? "" : ",", rank);
-  return text;
-}
-
 std::vector<int> living(const ConvoyBackend& backend) {
   const auto lost = backend.lost_ranks();
   std::vector<int> ranks;
@@ -65,8 +59,10 @@ bool meet(const Attempt& attempt, const Deadline& deadline) {
         const std::string one[] = {key(rank)};
         if (!attempt.store->check(one)) missing.push_back(rank);
       }
-      fail(ErrorKind::kTimeout, "shrink of group of ", attempt.old.getSize(),
-           " ranks: Timed out waiting; these live and have not called it: ", join(missing));
+      fail(ErrorKind::kTimeout, "shrink to group \"", attempt.name, "\", rank ",
+           attempt.old.getRank(), " of ", attempt.old.getSize(),
+           ": Timed out waiting; these ranks live and have not called it: ", join_ranks(missing),
+           "; every survivor must call shrink");
     }
     try {
       attempt.store->wait(keys, std::min(Deadline::after(kSlice), deadline));
@@ -114,10 +110,11 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
   if (!impl().store) {
     fail(ErrorKind::kInvalidArgument, "shrink: the group has no store for survivors to meet");
   }
+  if (!survivors.empty()) check_ranks("shrink", survivors, size());
   if (!survivors.empty() &&
       std::find(survivors.begin(), survivors.end(), rank()) == survivors.end()) {
     fail(ErrorKind::kInvalidArgument, "shrink: rank ", rank(), " is not among the survivors ",
-         join(survivors));
+         join_ranks(survivors));
   }
   impl().backend->abort();  // a fence: nobody can complete anything in the old group
   const auto timeout = options.timeout == milliseconds::zero() ? this->timeout() : options.timeout;
@@ -127,7 +124,7 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
   const auto name = options.name.empty() ? concat(this->name(), "-", epoch) : options.name;
   for (;;) {
     const auto ranks = survivors.empty() ? living(*impl().own) : survivors;
-    const auto store = with_prefix(keys, join(ranks));
+    const auto store = with_prefix(keys, join_ranks(ranks));
     const Attempt one{*impl().own, ranks, store, name, timeout};
     if (meet(one, deadline)) {
       if (auto backend = make(one, deadline)) {
@@ -136,8 +133,8 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
       }
     }
     if (!survivors.empty()) {
-      fail(ErrorKind::kPeerLost, "shrink: of the survivors ", join(survivors),
-           " these are gone: ", join(impl().own->lost_ranks()));
+      fail(ErrorKind::kPeerLost, "shrink: of the survivors ", join_ranks(survivors),
+           " these are gone: ", join_ranks(impl().own->lost_ranks()));
     }
   }
 }

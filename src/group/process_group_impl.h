@@ -31,6 +31,11 @@ struct ProcessGroup::Impl {
   std::atomic<int> shrinks{0};
 };
 
+// "3,0,1".
+std::string join_ranks(const std::vector<int>& ranks);
+// kInvalidArgument unless they are ranks of a group of `size`, each once, at least one.
+void check_ranks(const char* operation, const std::vector<int>& ranks, int size);
+
 // To be called for a tensor that an operation writes. Bytes that others write do not move
 // autograd's counter: a tensor saved for backward would be changed behind its back.
 inline void changes(const at::Tensor& tensor) {
