@@ -14,3 +14,9 @@
 #include "convoy/init.h"
 #include "convoy/nn.h"
 #include "convoy/work.h"
+
+// Data parallel training.
+#include "convoy/ddp.h"
+#include "convoy/hooks.h"
+#include "convoy/reducer.h"
+#include "convoy/tensors_in.h"

@@ -1,0 +1,168 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "convoy/group.h"
+#include "convoy/hooks.h"
+#include "convoy/reducer.h"
+#include "convoy/tensors_in.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace convoy {
+
+enum class BufferSync { kBeforeForward, kAfterForward };
+
+struct DdpOptions {
+  std::optional<double> bucket_cap_mb = {};  // these as in ReducerOptions
+  std::vector<double> bucket_cap_mb_list = {};
+  bool find_unused_parameters = false;
+  bool static_graph = false;
+  bool gradient_as_bucket_view = true;
+  bool skip_all_reduce_unused_params = false;
+  GradReduce reduce = GradReduce::kMean;
+  bool init_sync = true;             // ranks begin with rank 0's parameters and buffers
+  bool forward_sync_buffers = true;  // in training, buffers become rank 0's
+  BufferSync buffer_sync = BufferSync::kBeforeForward;
+  std::vector<std::string> ignore =
+      {};  // names of parameters and buffers that stay this rank's own
+  // Parameters that travel after all others, in buckets of their own.
+  std::vector<std::string> delay_all_reduce_named_params = {};
+};
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+// Takes the place of the broadcast of buffers: communicates over `group` and writes into them.
+using BufferHook = std::function<void(const ProcessGroup& group, const NamedTensors& buffers)>;
+
+// What DistributedDataParallel does, whatever the type of its module. Thread-safety as for Reducer.
+class DdpCore {
+ public:
+  DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DdpOptions& options);
+  ~DdpCore();
+  DdpCore(DdpCore&&) noexcept;
+  DdpCore& operator=(DdpCore&&) noexcept;
+
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor*>& outputs);
+  void sync_buffers();
+  void set_buffer_hook(BufferHook hook, BufferSync when);
+  Reducer& reducer() { return *reducer_; }
+  const Reducer& reducer() const { return *reducer_; }
+  const DdpOptions& options() const { return options_; }
+
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  NamedTensors buffers() const;
+  void run_buffer_sync();
+
+  std::shared_ptr<torch::nn::Module> module_;
+  ProcessGroup group_;
+  DdpOptions options_;
+  std::unique_ptr<Reducer> reducer_;
+  BufferHook buffer_hook_;
+};
+
+// A module whose gradients are averaged over the ranks of a group while backward computes them:
+//
+//   convoy::DistributedDataParallel model(Net(), world, {.bucket_cap_mb = 25});
+//   torch::optim::SGD sgd(model->parameters(), 0.1);
+//   loss(model(input), target).backward();     // gradients are the same on every rank
+//   sgd.step();
+//
+// Net is a module holder or a shared_ptr to a module. All ranks make it and run it in the same way;
+// what differs is an error with names on every rank, and so is a backward that fails on one. A call
+// is collective where buffers are synchronised: with gradients on, in training mode. `model->` is
+// the module itself, whose calls train this rank alone. docs/ddp.md has the rules, and what changes
+// for those who come from Python.
+template <class Module>
+class DistributedDataParallel {
+ public:
+  // Collective. kInvalidArgument on every rank if ranks differ, or for names that do not exist.
+  DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group,
+                          const DdpOptions& options = {})
+      : module_(std::move(module)), core_(module_, std::move(group), options) {}
+  // A holder of torch::nn's, such as torch::nn::Linear.
+  template <class Holder>
+    requires requires(Holder& holder) { holder.ptr(); }
+  DistributedDataParallel(Holder holder, ProcessGroup group, const DdpOptions& options = {})
+      : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
+
+  // The module's forward. What it returns may be or hold tensors: see convoy/tensors_in.h.
+  template <class... Args>
+  auto forward(Args&&... args) {
+    core_.before_forward();
+    auto output = module_->forward(std::forward<Args>(args)...);
+    core_.after_forward(tensors_in(output));
+    return output;
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  Module* operator->() { return module_.get(); }
+  const Module* operator->() const { return module_.get(); }
+  Module& operator*() { return *module_; }
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+  // While it lives, backward adds to this rank's gradients only. Read when backward runs.
+  Reducer::NoSync no_sync() { return core_.reducer().no_sync(); }
+  // Reduces what was accumulated, without a backward. Collective.
+  void sync_gradients() { core_.reducer().sync_gradients(); }
+  // Before the first backward, once. Collective.
+  void register_comm_hook(CommHook hook) { core_.reducer().register_comm_hook(std::move(hook)); }
+  void register_buffer_hook(BufferHook hook, BufferSync when = BufferSync::kAfterForward) {
+    core_.set_buffer_hook(std::move(hook), when);
+  }
+  // Buffers become rank 0's, as before evaluation on several ranks. Collective.
+  void sync_buffers() { core_.sync_buffers(); }
+  // For weighted(samples) before each backward.
+  void set_reduce(GradReduce reduce) { core_.reducer().set_reduce(reduce); }
+
+  Reducer& reducer() { return core_.reducer(); }
+  const Reducer& reducer() const { return core_.reducer(); }
+  const ProcessGroup& group() const { return core_.reducer().group(); }
+  const DdpOptions& options() const { return core_.options(); }
+
+  // torch::save and torch::load, as of the module itself.
+  friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                                     const DistributedDataParallel& model) {
+    model.core_.save(archive);
+    return archive;
+  }
+  friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                                    DistributedDataParallel& model) {
+    model.core_.load(archive);
+    return archive;
+  }
+
+ private:
+  std::shared_ptr<Module> module_;
+  DdpCore core_;
+};
+
+template <class Holder>
+  requires requires(Holder& holder) { holder.ptr(); }
+DistributedDataParallel(Holder, ProcessGroup, const DdpOptions& = {})
+    -> DistributedDataParallel<typename Holder::ContainedType>;
+template <class Module>
+DistributedDataParallel(std::shared_ptr<Module>, ProcessGroup,
+                        const DdpOptions& = {}) -> DistributedDataParallel<Module>;
+
+}  // namespace convoy

@@ -1,0 +1,211 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "convoy/group.h"
+#include "convoy/work.h"
+
+namespace convoy {
+
+// How the gradients of all ranks become one.
+class GradReduce {
+ public:
+  static const GradReduce kMean;
+  static const GradReduce kSum;
+  // Sum of samples * gradient over sum of samples: the gradient of the mean over all samples, if
+  // each rank's loss is the mean over its own. Set it before each backward: Reducer::set_reduce().
+  static constexpr GradReduce weighted(double samples) { return {Kind::kWeighted, samples}; }
+
+  enum class Kind : std::uint8_t { kMean, kSum, kWeighted };
+  constexpr Kind kind() const { return kind_; }
+  constexpr double samples() const { return samples_; }
+
+ private:
+  constexpr GradReduce(Kind kind, double samples) : kind_(kind), samples_(samples) {}
+
+  Kind kind_;
+  double samples_;
+};
+inline constexpr GradReduce GradReduce::kMean{Kind::kMean, 1};
+inline constexpr GradReduce GradReduce::kSum{Kind::kSum, 1};
+
+// Gradients that travel together, as a comm hook sees them: complete, not divided. Cheap to copy;
+// valid until the backward ends.
+class GradBucket {
+ public:
+  // Buckets are numbered in the order in which hooks are called: the same on all ranks, and the
+  // same at every step until the layout changes (parameters frozen or thawed, another group).
+  std::size_t index() const { return index_; }
+  std::size_t count() const { return count_; }
+  bool is_last() const { return index_ + 1 == count_; }
+  // All gradients one after the other: 1-D, contiguous.
+  const at::Tensor& buffer() const { return buffer_; }
+  // By parameter, as it is shaped and strided, in the buffer's memory.
+  std::vector<at::Tensor> gradients() const;
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  // Their numbers in the reducer: what a hook keeps by parameter survives a change of layout.
+  const std::vector<std::size_t>& indices() const { return indices_; }
+  // The group for this hook's operations. It is the hook's own: a hook that fails on one rank does
+  // not leave the others waiting. What is done on another group has no such protection.
+  const ProcessGroup& group() const { return group_; }
+  // The same bucket with other contents, for a hook that wraps another. As many elements.
+  GradBucket with(at::Tensor buffer) const;
+
+ private:
+  friend struct BucketAccess;
+
+  std::size_t index_ = 0, count_ = 1;
+  at::Tensor buffer_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::size_t> indices_;
+  ProcessGroup group_;
+};
+
+// What a comm hook returns: the reduced buffer, now or later.
+class HookResult {
+ public:
+  HookResult(at::Tensor result);  // NOLINT(google-explicit-constructor): return bucket.buffer();
+  // When the work is done, the bucket's own buffer holds the result.
+  HookResult(Work work);  // NOLINT(google-explicit-constructor)
+  // When the work is done, `finish` gives the result. It is called once, in the backward's thread,
+  // in the order of the buckets.
+  HookResult(Work work, std::function<at::Tensor()> finish);
+  // Of a tensor, or of a list that begins with one.
+  HookResult(
+      c10::intrusive_ptr<c10::ivalue::Future> future);  // NOLINT(google-explicit-constructor)
+
+  // One more step, after the others.
+  HookResult then(std::function<at::Tensor(at::Tensor)> step) &&;
+  // Blocks; undefined: the bucket's own buffer. Once.
+  at::Tensor wait();
+
+ private:
+  std::function<at::Tensor()> finish_;
+};
+
+// Called once for each bucket, in their order, in the backward's thread. What it returns must have
+// the buffer's number of elements and type; it replaces the gradients as it is: nothing is divided.
+// An exception fails this backward on every rank.
+using CommHook = std::function<HookResult(const GradBucket&)>;
+
+struct ReducerOptions {
+  // Gradients travel in buckets of about this size. Unset: 25, but the first 1, so that it starts
+  // early. A list gives a cap to each bucket; its last repeats.
+  std::optional<double> bucket_cap_mb = {};
+  std::vector<double> bucket_cap_mb_list = {};
+  // Look before each backward which parameters its outputs reach, so that others do not hold up
+  // their bucket; what no rank has used keeps its gradient as it was.
+  bool find_unused_parameters = false;
+  // The graph never changes: what the first backward does not use is never used.
+  bool static_graph = false;
+  // Gradients live in the buckets. false: they are copied in and out, and need twice the memory.
+  bool gradient_as_bucket_view = true;
+  // Buckets that no rank uses do not travel. One small collective more at the start of a backward.
+  bool skip_all_reduce_unused_params = false;
+  GradReduce reduce = GradReduce::kMean;
+  std::vector<std::string> names = {};       // of the parameters; empty: their numbers
+  std::vector<std::size_t> sparse = {};      // parameters whose gradients are sparse
+  std::vector<std::size_t> delayed = {};     // these travel last, in buckets of their own
+  std::vector<std::string> must_agree = {};  // what else has to be equal on all ranks
+  std::string error = {};                    // not empty: construction throws this, on all ranks
+};
+
+struct ReducerStats {
+  std::uint64_t backwards = 0;                // that were reduced
+  std::uint64_t bytes = 0;                    // of gradients in one backward
+  std::chrono::nanoseconds backward_time{0};  // of the last one, from its first to its last node
+  std::chrono::nanoseconds exposed_time{0};   // of that: after the last gradient was there
+  std::chrono::nanoseconds copy_time{0};      // of that: into and out of buckets
+  std::chrono::nanoseconds search_time{0};    // before that: for unused parameters
+};
+
+// Averages the gradients of parameters over the ranks of a group while backward computes them: for
+// lists of parameters, torch::jit modules, other languages. For torch::nn modules see
+// convoy/ddp.h.
+//
+//   convoy::Reducer reducer(module.parameters(), world);
+//   auto out = reducer.prepare_for_backward({module.forward(x)})[0];
+//   loss(out, y).backward();     // returns with the same gradients on every rank
+//
+// Every rank runs the same backwards in the same order. A backward that fails on one rank, or
+// leaves a parameter out without being allowed to, throws on every rank, with names, and the next
+// one works again; after a kPeerLost or kTimeout the group is broken. One thread at a time, which
+// may be any.
+class Reducer {
+ public:
+  class Impl;  // opaque
+
+  // Collective: ranks compare what they were given, and throw kInvalidArgument on every rank if it
+  // differs, naming the first difference. Parameters may be frozen and thawed later, on all ranks
+  // alike. Values are not changed: see broadcast_coalesced().
+  Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options = {});
+  ~Reducer();  // takes its hooks off the parameters; gradients stay where they are
+  Reducer(Reducer&&) noexcept;
+  Reducer& operator=(Reducer&&) noexcept;
+
+  // May be called before forward: throws what prepare_for_backward would find about the backward
+  // before, while the gradients are still there.
+  void before_forward();
+  // To be called with what forward computed, before backward; the loss must be made of the tensors
+  // it returns, which share their memory with the given ones. Does not communicate.
+  std::vector<at::Tensor> prepare_for_backward(at::TensorList outputs);
+
+  // While one of these lives, backward only adds to this rank's gradients. Read when backward runs.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(Reducer& reducer);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<Impl> impl_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+  bool is_paused() const;  // inside of such a scope
+  // Reduces what was accumulated, without a backward. Collective.
+  void sync_gradients();
+
+  // Before the first backward, once. Collective. nullptr is kInvalidArgument.
+  void register_comm_hook(CommHook hook);
+  // From the next backward on; the kind must be the same on all ranks. Does not communicate.
+  void set_reduce(GradReduce reduce);
+
+  const std::vector<at::Tensor>& parameters() const;
+  const ProcessGroup& group() const;
+  // Numbers of the parameters in each bucket; empty before the end of the first backward.
+  std::vector<std::vector<std::size_t>> buckets() const;
+  // As of the last backward: which parameters some rank has used.
+  std::vector<bool> used() const;
+  const ReducerStats& stats() const;
+
+ private:
+  // Shared with the hooks and graphs that outlive the reducer, which find it closed.
+  std::shared_ptr<Impl> impl_;
+};
+
+// Groups tensors by type and device into lists of about the given sizes, in the given order: a list
+// ends with the tensor that reaches its cap, the last cap repeats. Lists come in the order of their
+// first tensors. kInvalidArgument for sparse tensors.
+std::vector<std::vector<std::size_t>> compute_bucket_assignment_by_size(
+    at::TensorList tensors, const std::vector<std::int64_t>& caps);
+
+struct BroadcastOptions {
+  int root = 0;
+  std::int64_t chunk_bytes = 32 << 20;
+};
+// Tensors of any types and strides become the root's, as bytes in few messages.
+void broadcast_coalesced(const ProcessGroup& group, at::TensorList tensors,
+                         const BroadcastOptions& options = {});
+
+}  // namespace convoy

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+// Finding the tensors in whatever a module returns: tensors, vectors, arrays, maps, pairs, tuples,
+// variants, optionals and pointers of them, also nested, and types of your own that say where
+// theirs are:
+//
+//   struct Result { torch::Tensor logits; std::optional<torch::Tensor> aux; int steps; };
+//   template <class F> void for_each_tensor(Result& r, F&& f) {
+//     convoy::for_each_tensor(r.logits, f);
+//     convoy::for_each_tensor(r.aux, f);
+//   }
+//
+// beside the type, where argument-dependent lookup finds it. A type that nobody has described does
+// not compile: a tensor overlooked would be a gradient lost.
+namespace convoy {
+
+namespace detail::lookup {  // sees functions beside the user's types, and none of ours
+
+void for_each_tensor() = delete;
+template <class T, class F>
+concept Described = requires(T& value, F& function) { for_each_tensor(value, function); };
+template <class T, class F>
+void call(T& value, F& function) {
+  for_each_tensor(value, function);
+}
+
+}  // namespace detail::lookup
+
+namespace detail {
+
+template <class T>
+concept Range = requires(T& t) {
+  t.begin();
+  t.end();
+};
+template <class T>
+concept Tuple = requires { std::tuple_size<T>::value; };
+template <class T>
+concept Variant = requires { std::variant_size<T>::value; };
+template <class T>
+concept Pointer = requires(T& t) {
+  static_cast<bool>(t);
+  *t;
+};
+// Known to hold none.
+template <class T>
+concept Plain = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::same_as<T, std::string> ||
+                std::same_as<T, std::vector<bool>> || std::is_empty_v<T>;
+template <class T>
+inline constexpr bool kUndescribed = false;
+
+struct ForEachTensor {
+  template <class T, class F>
+  void operator()(T& value, F&& function) const {
+    using Value = std::remove_const_t<T>;
+    if constexpr (std::same_as<Value, at::Tensor>) {
+      function(value);
+    } else if constexpr (lookup::Described<T, F>) {
+      lookup::call(value, function);
+    } else if constexpr (Plain<Value>) {
+      // nothing in it
+    } else if constexpr (requires { typename Value::mapped_type; }) {
+      for (auto& entry : value) (*this)(entry.second, function);
+    } else if constexpr (Range<Value>) {
+      for (auto& item : value) (*this)(item, function);
+    } else if constexpr (Tuple<Value>) {
+      std::apply([&](auto&... parts) { ((*this)(parts, function), ...); }, value);
+    } else if constexpr (Variant<Value>) {
+      std::visit([&](auto& held) { (*this)(held, function); }, value);
+    } else if constexpr (Pointer<Value>) {
+      if (value) (*this)(*value, function);
+    } else {
+      static_assert(kUndescribed<Value>,
+                    "convoy does not know which tensors this type holds: write a "
+                    "for_each_tensor(Type&, F&&) beside it, see convoy/tensors_in.h");
+    }
+  }
+};
+
+}  // namespace detail
+
+// for_each_tensor(value, function): calls function(at::Tensor&) for each tensor in it, in order.
+inline constexpr detail::ForEachTensor for_each_tensor{};
+
+// The same as a list of pointers into `value`.
+template <class T>
+std::vector<at::Tensor*> tensors_in(T& value) {
+  std::vector<at::Tensor*> found;
+  for_each_tensor(value, [&](at::Tensor& tensor) { found.push_back(&tensor); });
+  return found;
+}
+
+}  // namespace convoy

@@ -1,0 +1,76 @@
+#include "ddp/agreement.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/id.h"
+
+namespace convoy {
+namespace {
+
+using Digest = std::array<std::uint64_t, 4>;  // two hashes, number of lines, 1 if there is no error
+
+Digest digest_of(const std::vector<std::string>& lines, const std::string& error) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return {hash_text(text, 1), hash_text(text, 2), lines.size(), error.empty() ? 1U : 0U};
+}
+
+std::vector<Digest> gather(const ProcessGroup& group, const Digest& mine) {
+  const auto bytes = static_cast<std::int64_t>(sizeof(Digest));
+  at::Tensor input = at::empty({bytes}, at::kByte);
+  std::memcpy(input.mutable_data_ptr(), mine.data(), sizeof(Digest));
+  const at::Tensor output = at::empty({bytes * group.size()}, at::kByte);
+  group.all_gather_single(output, input);
+  std::vector<Digest> all(static_cast<std::size_t>(group.size()));
+  std::memcpy(all.data(), output.const_data_ptr(), sizeof(Digest) * all.size());
+  return all;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(std::move(line));
+  return lines;
+}
+
+// "rank 0 has ..., rank 1 has ..."; both texts end with a line break.
+std::string difference(const std::vector<std::string>& texts) {
+  const auto first = lines_of(texts[0]);
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    const auto other = lines_of(texts[r]);
+    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+      const std::string a = i < first.size() ? first[i] : "nothing more";
+      const std::string b = i < other.size() ? other[i] : "nothing more";
+      if (a != b) return concat("rank 0 has ", a, ", rank ", r, " has ", b);
+    }
+  }
+  return "the digests differ, but not what they were made of";
+}
+
+}  // namespace
+
+void agree(const ProcessGroup& group, const std::string& what,
+           const std::vector<std::string>& lines, const std::string& error) {
+  const auto all = gather(group, digest_of(lines, error));
+  const auto fine = [&](const Digest& one) { return one == all[0] && one[3] == 1; };
+  if (std::all_of(all.begin(), all.end(), fine)) return;
+
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  const auto texts = group.all_gather_object(error.empty() ? text : error);
+  std::string reason;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r][3] != 1) reason += concat(reason.empty() ? "" : "; ", "rank ", r, ": ", texts[r]);
+  }
+  if (reason.empty()) reason = difference(texts) + "; it must be the same on all ranks";
+  fail(ErrorKind::kInvalidArgument, what, ", group \"", group.name(), "\", rank ", group.rank(),
+       " of ", group.size(), ": ", reason);
+}
+
+}  // namespace convoy

@@ -1,0 +1,103 @@
+#include "convoy/ddp.h"
+
+#include <ATen/Functions.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "ddp/module_parameters.h"
+
+namespace convoy {
+
+DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
+                 const DdpOptions& options)
+    : module_(std::move(module)), group_(std::move(group)), options_(options) {
+  if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
+  if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
+  auto found = find_parameters(*module_, options_);
+  ReducerOptions more{.bucket_cap_mb = options_.bucket_cap_mb,
+                      .bucket_cap_mb_list = options_.bucket_cap_mb_list,
+                      .find_unused_parameters = options_.find_unused_parameters,
+                      .static_graph = options_.static_graph,
+                      .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+                      .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
+                      .reduce = options_.reduce,
+                      .names = std::move(found.names),
+                      .sparse = std::move(found.sparse),
+                      .delayed = std::move(found.delayed),
+                      .must_agree = std::move(found.must_agree),
+                      .error = std::move(found.error)};
+  reducer_ = std::make_unique<Reducer>(found.parameters, group_, std::move(more));
+  if (options_.init_sync && group_.size() > 1) {
+    std::vector<at::Tensor> all = found.parameters;
+    for (const auto& [name, buffer] : buffers()) all.push_back(buffer);
+    broadcast_coalesced(group_, all);
+  }
+}
+
+DdpCore::~DdpCore() = default;
+DdpCore::DdpCore(DdpCore&&) noexcept = default;
+DdpCore& DdpCore::operator=(DdpCore&&) noexcept = default;
+
+// Looked up each time: a module may replace its buffers.
+NamedTensors DdpCore::buffers() const {
+  NamedTensors found;
+  for (const auto& item : module_->named_buffers()) {
+    const bool ignored = std::find(options_.ignore.begin(), options_.ignore.end(), item.key()) !=
+                         options_.ignore.end();
+    if (item.value().defined() && !ignored) found.emplace_back(item.key(), item.value());
+  }
+  return found;
+}
+
+void DdpCore::before_forward() {
+  if (!at::GradMode::is_enabled()) return;
+  reducer_->before_forward();
+  if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
+}
+
+void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
+  if (!at::GradMode::is_enabled()) return;
+  if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(outputs.size());
+  for (const at::Tensor* output : outputs) tensors.push_back(*output);
+  tensors = reducer_->prepare_for_backward(tensors);
+  for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
+}
+
+void DdpCore::run_buffer_sync() {
+  if (!options_.forward_sync_buffers || !module_->is_training() || group_.size() == 1) return;
+  if (reducer_->is_paused()) return;
+  sync_buffers();
+}
+
+void DdpCore::sync_buffers() {
+  const NamedTensors found = buffers();
+  if (found.empty() || group_.size() == 1) return;
+  if (buffer_hook_) return buffer_hook_(group_, found);
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, buffer] : found) tensors.push_back(buffer);
+  broadcast_buffers(group_, tensors, statistics_of(*module_));
+}
+
+void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
+  if (!hook) fail(ErrorKind::kInvalidArgument, "register_buffer_hook: there is no function in it");
+  if (buffer_hook_) {
+    fail(ErrorKind::kInvalidArgument, "register_buffer_hook: there is a buffer hook already");
+  }
+  buffer_hook_ = std::move(hook);
+  options_.buffer_sync = when;
+}
+
+void DdpCore::save(torch::serialize::OutputArchive& archive) const { module_->save(archive); }
+void DdpCore::load(torch::serialize::InputArchive& archive) { module_->load(archive); }
+
+}  // namespace convoy

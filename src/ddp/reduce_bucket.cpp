@@ -1,0 +1,74 @@
+#include "ddp/reduce_bucket.h"
+
+#include <ATen/Functions.h>
+
+#include <numeric>
+
+#include "base/error.h"
+#include "convoy/hooks.h"
+
+namespace convoy {
+namespace {
+
+// Gloo has no mean, and NCCL's rounds in another way: for them gradients are divided before.
+bool averages(const ProcessGroup& group) {
+  const std::string name = group.backend_name();
+  return name == "convoy" || name == "mpi";
+}
+
+}  // namespace
+
+HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
+                         const GradReduce& reduce, double weight) {
+  if (buffer.numel() == 0) return buffer;
+  const at::Tensor flat = buffer.is_complex() ? at::view_as_real(buffer).view({-1}) : buffer;
+  switch (reduce.kind()) {
+    case GradReduce::Kind::kMean:
+      if (averages(group)) return group.all_reduce_async(flat, {.op = ReduceOp::kAvg});
+      flat.div_(group.size());
+      break;
+    case GradReduce::Kind::kWeighted: flat.mul_(weight); break;
+    case GradReduce::Kind::kSum: break;
+  }
+  return group.all_reduce_async(flat);
+}
+
+void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
+                            const GradReduce& reduce, double weight) {
+  switch (reduce.kind()) {
+    case GradReduce::Kind::kMean: gradient = gradient / group.size(); break;
+    case GradReduce::Kind::kWeighted: gradient = gradient * weight; break;
+    case GradReduce::Kind::kSum: gradient = gradient.clone(); break;
+  }
+  group.all_reduce(gradient);
+}
+
+ProcessGroup own_group(const ProcessGroup& group) {
+  if (group.backend_name() != "convoy" || !group.store()) return group;
+  std::vector<int> all(static_cast<std::size_t>(group.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return group.split(all, {.name = group.name() + "/hook"}).value();
+}
+
+void rethrow_with(const std::string& head) {
+  try {
+    throw;
+  } catch (const Error& e) {
+    throw Error(e.kind(), head + e.what());
+  } catch (const c10::Error& e) {
+    throw Error(ErrorKind::kPeerLost, head + e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    throw Error(ErrorKind::kPeerLost, head + e.what());
+  }
+}
+
+namespace hooks {
+
+HookResult all_reduce(const GradBucket& bucket) {
+  return reduce_bucket(bucket.group(), bucket.buffer(), GradReduce::kMean, 1);
+}
+
+HookResult noop(const GradBucket& bucket) { return bucket.buffer(); }
+
+}  // namespace hooks
+}  // namespace convoy

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "convoy/reducer.h"
+
+namespace convoy {
+
+// Starts the reduction of a flat buffer in place. `weight` is of kWeighted: this rank's share of
+// all samples.
+HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
+                         const GradReduce& reduce, double weight);
+// `gradient`, which is coalesced, becomes the result.
+void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
+                            const GradReduce& reduce, double weight);
+
+// A group of the same ranks, so that it can be aborted alone; the same one if it cannot be split.
+// Collective.
+ProcessGroup own_group(const ProcessGroup& group);
+
+// In a handler: throws what is being handled, as an Error whose text begins with `head`.
+[[noreturn]] void rethrow_with(const std::string& head);
+
+}  // namespace convoy

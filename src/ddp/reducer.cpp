@@ -1,0 +1,382 @@
+#include "convoy/reducer.h"
+
+#include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ddp/agreement.h"
+#include "ddp/bucket_plan.h"
+#include "ddp/reducer_impl.h"
+
+namespace convoy {
+namespace {
+
+namespace ag = torch::autograd;
+
+// Calls the reducer after a gradient was added to its parameter.
+class ParameterHook final : public ag::FunctionPostHook {
+ public:
+  explicit ParameterHook(std::function<void(bool)> call) : call_(std::move(call)) {}
+
+  ag::variable_list operator()(const ag::variable_list& outputs,
+                               const ag::variable_list& inputs) override {
+    call_(!inputs.empty() && inputs[0].defined());
+    return outputs;
+  }
+
+ private:
+  const std::function<void(bool)> call_;
+};
+
+template <class List>
+void check_indices(const char* what, const List& indices, std::size_t count) {
+  for (const std::size_t i : indices) {
+    if (i >= count) {
+      fail(ErrorKind::kInvalidArgument, what, " names parameter ", i, " of ", count);
+    }
+  }
+}
+
+}  // namespace
+
+// --- construction ---
+
+Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options)
+    : tensors_(std::move(parameters)),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      size_(group_.size()),
+      verdict_(group_, tensors_.size()),
+      alone_(size_ == 1) {
+  std::string error = options_.error;  // of this rank, which the others hear too
+  if (error.empty()) try {
+      caps_ = bucket_caps(options_);
+      check(tensors_, error);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  agree(group_, "parameters of the reducer",
+        error.empty() ? description() : std::vector<std::string>{}, error);
+}
+
+void Reducer::Impl::check(const std::vector<at::Tensor>& parameters, std::string& error) {
+  const std::size_t count = parameters.size();
+  if (!options_.names.empty() && options_.names.size() != count) {
+    fail(ErrorKind::kInvalidArgument, options_.names.size(), " names for ", count, " parameters");
+  }
+  check_indices("sparse", options_.sparse, count);
+  check_indices("delayed", options_.delayed, count);
+  const auto& reduce = options_.reduce;
+  if (reduce.kind() == GradReduce::Kind::kWeighted && !(reduce.samples() >= 0)) {
+    fail(ErrorKind::kInvalidArgument, "gradients weighted by ", reduce.samples(), " samples");
+  }
+  std::set<const void*> seen;
+  bool trains = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    Parameter parameter;
+    parameter.name = options_.names.empty() ? concat("#", i) : options_.names[i];
+    const at::Tensor& tensor = parameters[i];
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      error = concat("parameter ", parameter.name,
+                     tensor.defined() ? " is there twice" : " is undefined");
+      return;
+    }
+    if (!tensor.is_leaf() || tensor.layout() != c10::kStrided) {
+      error = concat("parameter ", parameter.name, " is no dense leaf of the graph");
+      return;
+    }
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      error = concat("parameter ", parameter.name, " has elements that share memory");
+      return;
+    }
+    trains |= tensor.requires_grad();
+    parameters_.push_back(std::move(parameter));
+  }
+  for (const std::size_t i : options_.sparse) parameters_[i].sparse = true;
+  for (const std::size_t i : options_.delayed) parameters_[i].delayed = true;
+  if (!trains) error = "there is no parameter that requires a gradient";
+}
+
+std::vector<std::string> Reducer::Impl::description() const {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    const at::Tensor& tensor = tensors_[i];
+    lines.push_back(concat(
+        "parameter ", parameter.name, ": ", tensor.scalar_type(), " of sizes ", tensor.sizes(),
+        " and strides ", tensor.strides(), tensor.requires_grad() ? "" : ", frozen",
+        parameter.sparse ? ", sparse" : "", parameter.delayed ? ", delayed" : ""));
+  }
+  std::string caps;
+  for (const std::int64_t cap : caps_) caps += concat(" ", cap);
+  lines.push_back(concat("option bucket caps:", caps));
+  lines.push_back(concat("option find_unused_parameters: ", options_.find_unused_parameters));
+  lines.push_back(concat("option static_graph: ", options_.static_graph));
+  lines.push_back(concat("option gradient_as_bucket_view: ", options_.gradient_as_bucket_view));
+  lines.push_back(
+      concat("option skip_all_reduce_unused_params: ", options_.skip_all_reduce_unused_params));
+  lines.push_back(concat("option reduce: ", static_cast<int>(options_.reduce.kind())));
+  lines.insert(lines.end(), options_.must_agree.begin(), options_.must_agree.end());
+  return lines;
+}
+
+// A parameter that is thawed, or whose data was replaced (as torch::load does), has an accumulator
+// that is not ours yet.
+void Reducer::Impl::hook_up() {
+  bool changed = false;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (!tensors_[i].requires_grad()) continue;
+    Parameter& parameter = parameters_[i];
+    auto accumulator = ag::impl::grad_accumulator(tensors_[i]);
+    if (accumulator == parameter.accumulator) continue;
+    take_off(parameter);
+    const auto call = [self = weak_from_this(), i](bool defined) {
+      if (const auto alive = self.lock()) alive->on_gradient(i, defined);
+    };
+    parameter.hook = accumulator->add_post_hook(std::make_unique<ParameterHook>(call));
+    parameter.accumulator = std::move(accumulator);
+    changed = true;
+  }
+  if (!changed) return;
+  accumulators_.clear();
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.accumulator) accumulators_.push_back(parameter.accumulator);
+  }
+}
+
+void Reducer::Impl::take_off(Parameter& parameter) {
+  if (parameter.accumulator) parameter.accumulator->del_post_hook(parameter.hook);
+  parameter.accumulator.reset();
+}
+
+void Reducer::Impl::take_hooks_off() {
+  for (Parameter& parameter : parameters_) take_off(parameter);
+  sinks_.clear();
+}
+
+// --- forward ---
+
+void Reducer::Impl::before_forward() {
+  if (!open_ || in_backward_) return;
+  complete(Outcome::kIncomplete,
+           concat("the backward before left out ", names_of(missing()),
+                  "; an output of its forward that could reach them was never back-propagated. ",
+                  "Put it into the loss, drop it before backward, or set find_unused_parameters"));
+}
+
+std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs) {
+  if (!at::GradMode::is_enabled()) return outputs.vec();
+  before_forward();
+  hook_up();
+  return with_sinks(outputs);
+}
+
+std::vector<at::Tensor> Reducer::Impl::with_sinks(at::TensorList outputs) {
+  std::vector<at::Tensor> result = outputs.vec();
+  const bool some = std::any_of(result.begin(), result.end(), [](const at::Tensor& output) {
+    return output.defined() && output.requires_grad();
+  });
+  std::erase_if(sinks_, [](const auto& sink) { return sink.expired(); });
+  for (at::Tensor& output : result) {
+    // A rank that used no parameter must still be able to take part in the others' round.
+    const bool wanted = some || !options_.find_unused_parameters
+                            ? output.defined() && output.requires_grad()
+                            : output.defined() && ag::isDifferentiableType(output.scalar_type());
+    if (!wanted) continue;
+    auto sink = c10::make_intrusive<Sink>([self = weak_from_this()](Sink& visited) {
+      if (const auto alive = self.lock()) alive->enter(&visited);
+    });
+    output = put_sink(output, sink);
+    sinks_.emplace_back(sink);
+  }
+  return result;
+}
+
+std::vector<NodePtr> Reducer::Impl::waiting_sinks() {
+  std::vector<NodePtr> waiting;
+  for (const auto& weak : sinks_) {
+    if (auto sink = weak.lock(); sink && !sink->visited) waiting.emplace_back(std::move(sink));
+  }
+  return waiting;
+}
+
+// --- backward ---
+
+void Reducer::Impl::enter(Sink* sink) {
+  if (in_backward_ || !backward_accumulates(accumulators_)) return;
+  in_backward_ = true;
+  syncing_ = paused_ == 0;
+  const auto self = shared_from_this();
+  at_end_of_backward([self] { self->end(); },
+                     [self](const std::string& cause) { self->failed(cause); });
+  if (options_.reduce.kind() == GradReduce::Kind::kSum && size_ > 1) {
+    // What was summed before must not be summed again: each rank keeps its share.
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      at::Tensor& gradient = tensors_[i].mutable_grad();
+      if (parameters_[i].reduced && gradient.defined()) gradient = gradient.mul_(1.0 / size_);
+      parameters_[i].reduced = false;
+    }
+  }
+  if (!syncing_) return;
+  entered_ = Clock::now();
+  if (!open_) open(sink);
+}
+
+void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
+  Parameter& parameter = parameters_[index];
+  if (defined && parameter.reduced && options_.reduce.kind() == GradReduce::Kind::kSum &&
+      !buckets_.empty() &&
+      is_alias(tensors_[index].grad(), buckets_[parameter.bucket].slots[parameter.slot])) {
+    mixed_ = parameter.name;
+  }
+  // A parameter that the loss uses directly may come before the outputs do.
+  if (!in_backward_ && !waiting_sinks().empty()) enter(nullptr);
+  if (defined) {
+    parameter.used = true;
+    parameter.reduced = false;
+  }
+  if (!in_backward_ || !syncing_) return;
+  ++parameter.fired;
+  parameter.arrival = ++arrivals_;
+  last_gradient_ = Clock::now();
+  if (alone_ || order_.empty() || parameter.sparse || outcome_ != Outcome::kGood) return;
+  Bucket& bucket = buckets_[parameter.bucket];
+  if (parameter.presumed_unused && options_.static_graph) {
+    return trouble(Outcome::kFailed, concat("the graph is said to be static, but ", parameter.name,
+                                            " is used now and was not in the first backward"));
+  }
+  if (bucket.launched) {
+    parameter.hidden |= parameter.presumed_unused;
+    return trouble(
+        Outcome::kFailed,
+        concat(parameter.name, " got another gradient after its bucket was reduced: ",
+               parameter.presumed_unused
+                   ? "no output of forward had reached it. It is used behind a nested backward "
+                     "(checkpointing), or outside of forward"
+                   : "a nested backward (checkpointing) or a second thread uses it again",
+               ". If this is the same in each step, the next ones will wait for it; ",
+               "static_graph waits for it from the start"));
+  }
+  if (parameter.presumed_unused) {
+    parameter.presumed_unused = false;
+    parameter.hidden = true;
+    ++bucket.pending;
+  }
+  if (parameter.fired < parameter.expected) return;
+  const bool first = !parameter.ready;
+  make_ready(index);
+  if (first) --bucket.pending;
+  launch_complete_ones();
+}
+
+std::vector<std::size_t> Reducer::Impl::missing() const {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    if (parameter.active && !parameter.used && parameter.fired == 0 && !parameter.learnt_unused) {
+      indices.push_back(i);
+    }
+  }
+  return indices;
+}
+
+std::string Reducer::Impl::names_of(const std::vector<std::size_t>& indices) const {
+  constexpr std::size_t kMost = 8;
+  std::string names;
+  for (std::size_t k = 0; k < std::min(kMost, indices.size()); ++k) {
+    names += concat(k == 0 ? "" : ", ", parameters_[indices[k]].name, " (", indices[k], ")");
+  }
+  if (indices.size() > kMost) names += concat(" and ", indices.size() - kMost, " more");
+  return names;
+}
+
+std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices) const {
+  if (options_.static_graph) {
+    return concat("the graph is said to be static, but got no gradient for ", names_of(indices),
+                  ", which the first backward used");
+  }
+  return concat("no gradient came for ", names_of(indices), ": the loss does not depend on ",
+                indices.size() == 1 ? "it" : "them",
+                ". If that is meant, set find_unused_parameters (or static_graph, if it is the "
+                "same in every step)");
+}
+
+void Reducer::Impl::end() {
+  in_backward_ = false;
+  if (!syncing_) return;
+  const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;
+  const auto left_out = may_be_unused ? std::vector<std::size_t>{} : missing();
+  if (left_out.empty()) return complete(Outcome::kGood, {});
+  if (!options_.static_graph && outcome_ == Outcome::kGood) {
+    // Another output of the same forward may still bring them.
+    const auto reached = reachable(waiting_sinks());
+    const bool coming = std::all_of(left_out.begin(), left_out.end(), [&](std::size_t i) {
+      return reached.contains(parameters_[i].accumulator.get());
+    });
+    if (coming) return;
+  }
+  complete(Outcome::kIncomplete, missing_text(left_out));
+}
+
+void Reducer::Impl::failed(const std::string& cause) {
+  in_backward_ = false;
+  if (!syncing_ || !open_) return;
+  try {
+    const std::string line = cause.substr(0, cause.find('\n'));
+    if (!alone_) {
+      log_error("backward ", stats_.backwards + 1, " failed on rank ", group_.rank(), " of ", size_,
+                " (", line, "); telling the others");
+    }
+    complete(Outcome::kFailed, line);
+  } catch (const std::exception&) {  // the caller of backward gets the cause itself
+  }
+}
+
+// --- the public class ---
+
+Reducer::Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options)
+    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(group), std::move(options))) {
+  impl_->hook_up();
+}
+
+Reducer::~Reducer() {
+  if (impl_) impl_->take_hooks_off();
+}
+Reducer::Reducer(Reducer&&) noexcept = default;
+Reducer& Reducer::operator=(Reducer&& other) noexcept {
+  if (this != &other) {
+    if (impl_) impl_->take_hooks_off();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+std::vector<at::Tensor> Reducer::prepare_for_backward(at::TensorList outputs) {
+  return impl_->after_forward(outputs);
+}
+void Reducer::before_forward() { impl_->before_forward(); }
+bool Reducer::is_paused() const { return impl_->is_paused(); }
+void Reducer::sync_gradients() { impl_->sync_gradients(); }
+void Reducer::register_comm_hook(CommHook hook) { impl_->register_comm_hook(std::move(hook)); }
+void Reducer::set_reduce(GradReduce reduce) { impl_->set_reduce(reduce); }
+const std::vector<at::Tensor>& Reducer::parameters() const { return impl_->tensors(); }
+const ProcessGroup& Reducer::group() const { return impl_->group(); }
+std::vector<bool> Reducer::used() const { return impl_->used(); }
+const ReducerStats& Reducer::stats() const { return impl_->stats(); }
+
+std::vector<std::vector<std::size_t>> Reducer::buckets() const {
+  std::vector<std::vector<std::size_t>> lists;
+  for (const Bucket& bucket : impl_->buckets()) lists.push_back(bucket.parameters);
+  return lists;
+}
+
+Reducer::NoSync::NoSync(Reducer& reducer) : impl_(reducer.impl_) { impl_->pause(1); }
+Reducer::NoSync::~NoSync() { impl_->pause(-1); }
+
+}  // namespace convoy

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "convoy/reducer.h"
+#include "ddp/bucket.h"
+#include "ddp/graph.h"
+#include "ddp/verdict.h"
+
+namespace convoy {
+
+// Words: a *backward* is one call of autograd's backward that comes by a sink of this reducer. A
+// *round* is one reduction of all gradients: a backward, or several that complete each other. All
+// ranks issue the same operations in a round, whatever happens to them:
+//
+//   begin     what the options need: the hook's group, the sum of samples, the map of used ones
+//   order     rank 0's order of arrival (first round only; buckets are made from it)
+//   buckets   0, 1, 2, ...: as soon as complete, the rest at the end of the backward
+//   verdict   how it went, which parameters were used
+//   sparse    gradients that some rank has
+//
+// so that a rank whose backward fails goes through the rest of it and the others hear of it.
+// Autograd runs one node of a graph at a time and orders them: nothing here is locked.
+class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
+ public:
+  Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options);
+
+  // To be called when the object is owned by a shared_ptr, and after each forward.
+  void hook_up();
+  void take_hooks_off();
+
+  // A round that was left open for an output that never came is an error now.
+  void before_forward();
+  std::vector<at::Tensor> after_forward(at::TensorList outputs);
+  void sync_gradients();
+  void register_comm_hook(CommHook hook);
+  void set_reduce(GradReduce reduce);
+  void pause(int change) { paused_ += change; }
+  bool is_paused() const { return paused_ > 0; }
+
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  const ProcessGroup& group() const { return group_; }
+  const ReducerOptions& options() const { return options_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::vector<bool>& used() const { return verdict_.used(); }
+  const ReducerStats& stats() const { return stats_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Parameter {
+    std::string name;
+    bool sparse = false, delayed = false;
+    bool active = false;  // required a gradient when last looked at
+    NodePtr accumulator;  // which the tensor itself does not keep alive
+    std::uintptr_t hook = 0;
+    std::size_t bucket = 0, slot = 0;
+
+    bool used = false;     // a gradient of this rank's was added since the last round
+    bool reduced = false;  // the gradient is what the last round left
+    int expected = 1;      // how often its hook ran in the last round
+    bool learnt_unused = false;
+    bool hidden = false;  // came although no output had reached it: behind a nested backward
+
+    // In a round:
+    int fired = 0;
+    std::size_t arrival = 0;  // place among all gradients that came
+    bool ready = false;       // in its slot
+    bool presumed_unused = false;
+    at::Tensor kept;   // what the gradient was, if this rank has nothing to add
+    at::Tensor graph;  // the gradient with its history, under create_graph
+  };
+
+  // --- a backward: reducer.cpp ---
+  void check(const std::vector<at::Tensor>& parameters, std::string& error);
+  std::vector<std::string> description() const;
+  void take_off(Parameter& parameter);
+  std::vector<at::Tensor> with_sinks(at::TensorList outputs);
+  void enter(Sink* sink);
+  void on_gradient(std::size_t index, bool defined);
+  void end();
+  void failed(const std::string& cause);
+  std::vector<NodePtr> waiting_sinks();
+  std::vector<std::size_t> missing() const;
+  std::string names_of(const std::vector<std::size_t>& indices) const;
+  std::string missing_text(const std::vector<std::size_t>& indices) const;
+
+  // --- a round: reducer_round.cpp ---
+  void open(const Sink* sink);
+  void begin();
+  void presume_unused(const Sink* sink);
+  void make_ready(std::size_t index);
+  void settle(std::size_t index);
+  void launch_complete_ones();
+  void launch(std::size_t bucket);
+  HookResult start(std::size_t bucket);
+  // To the end, whatever it is; throws unless all ranks are fine.
+  void complete(Outcome outcome, std::string text);
+  void take_results();
+  void write_back();
+  void write_back(std::size_t index);
+  void reduce_sparse();
+  void close(Outcome outcome);
+  void trouble(Outcome outcome, std::string text);
+  std::string where(std::size_t bucket) const;
+
+  // --- which parameters, in which buckets: reducer_layout.cpp ---
+  bool look_at_parameters();
+  void agree_on_order();
+  void lay_out();
+  std::uint64_t layout_hash() const;
+
+  std::vector<at::Tensor> tensors_;
+  ProcessGroup group_;
+  ReducerOptions options_;
+  std::vector<std::int64_t> caps_;
+  const int size_;
+  std::vector<Parameter> parameters_;
+  std::vector<NodePtr> accumulators_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> order_;  // all parameters as they arrive; empty before the first round
+  Verdict verdict_;
+  CommHook hook_;
+  ProcessGroup hook_group_;  // none: to be made by the next round
+  std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
+  std::string mixed_;  // a parameter whose summed gradient was added to behind our back
+
+  int paused_ = 0;
+  bool in_backward_ = false;
+  bool syncing_ = false;        // this backward
+  bool open_ = false;           // a round
+  bool begun_ = false;          // its first step is done
+  bool learnt_ = false;         // static graph: after the first round
+  bool alone_ = false;          // nobody to reduce with, and no hook
+  bool launches_late_ = false;  // buckets go at the end of backward
+  std::size_t next_ = 0;        // bucket to launch
+  std::size_t arrivals_ = 0;
+  double weight_ = 1;
+  Outcome outcome_ = Outcome::kGood;
+  std::string text_;
+  ReducerStats stats_;
+  Clock::time_point entered_, last_gradient_;
+};
+
+}  // namespace convoy

@@ -1,0 +1,132 @@
+// Reducer: which parameters travel, and in which buckets.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "ddp/bucket_plan.h"
+#include "ddp/reduce_bucket.h"
+#include "ddp/reducer_impl.h"
+
+namespace convoy {
+
+bool Reducer::Impl::look_at_parameters() {
+  bool changed = false;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const bool active = tensors_[i].requires_grad();
+    changed |= active != std::exchange(parameters_[i].active, active);
+  }
+  return changed;
+}
+
+// Gradients arrive in about the same order in every step: buckets filled in that order are complete
+// one after the other. Every rank takes rank 0's.
+void Reducer::Impl::agree_on_order() {
+  std::vector<std::size_t> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});  // the last ones mostly come first
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    constexpr auto kNever = std::numeric_limits<std::size_t>::max();
+    const auto arrival = [&](std::size_t i) {
+      return parameters_[i].arrival == 0 ? kNever : parameters_[i].arrival;
+    };
+    return arrival(a) < arrival(b);
+  });
+  const at::Tensor table = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
+  auto* const entries = table.mutable_data_ptr<std::int64_t>();
+  std::copy(order.begin(), order.end(), entries);
+  group_.broadcast(table);
+  std::vector<bool> seen(order.size());
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    const auto i = static_cast<std::size_t>(entries[k]);
+    CONVOY_CHECK(i < seen.size() && !seen[i], "rank 0's order of parameters is none");
+    seen[i] = true;
+    order[k] = i;
+  }
+  order_ = std::move(order);
+  lay_out();
+}
+
+void Reducer::Impl::lay_out() {
+  const at::NoGradGuard no_grad;
+  stats_.bytes = 0;
+  std::vector<PlanItem> items;
+  for (const at::Tensor& tensor : tensors_) {
+    items.push_back({tensor.scalar_type(), tensor.device(),
+                     tensor.numel() * static_cast<std::int64_t>(tensor.element_size())});
+  }
+  const auto plan = [&](bool delayed) {
+    std::vector<std::size_t> chosen;
+    for (const std::size_t i : order_) {
+      const Parameter& parameter = parameters_[i];
+      if (parameter.active && !parameter.sparse && parameter.delayed == delayed) {
+        chosen.push_back(i);
+      }
+    }
+    return plan_buckets(items, chosen, caps_, PlanOrder::kByLastItem);
+  };
+  auto lists = plan(false);
+  for (auto& list : plan(true)) lists.push_back(std::move(list));
+
+  std::vector<Bucket> buckets;  // the old ones go when the last gradient has left them
+  for (auto& list : lists) {
+    const std::size_t b = buckets.size();
+    buckets.push_back(make_bucket(group_, tensors_, std::move(list)));
+    Bucket& bucket = buckets.back();
+    bucket.pending = bucket.parameters.size();
+    stats_.bytes += static_cast<std::uint64_t>(bucket.buffer.nbytes());
+    for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+      const std::size_t i = bucket.parameters[slot];
+      parameters_[i].bucket = b;
+      parameters_[i].slot = slot;
+      at::Tensor& gradient = tensors_[i].mutable_grad();
+      const bool moves = options_.gradient_as_bucket_view && gradient.defined() &&
+                         !gradient.requires_grad() && gradient.layout() == c10::kStrided &&
+                         gradient.scalar_type() == bucket.buffer.scalar_type() &&
+                         gradient.sizes().equals(bucket.slots[slot].sizes());
+      if (!moves) continue;
+      bucket.slots[slot].copy_(gradient);
+      gradient = bucket.slots[slot];
+    }
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    // A frozen parameter's gradient must not keep a whole bucket alive.
+    at::Tensor& gradient = tensors_[i].mutable_grad();
+    if (!parameters_[i].active && !buckets_.empty() && gradient.defined() &&
+        options_.gradient_as_bucket_view) {
+      gradient = gradient.clone();
+    }
+  }
+  buckets_ = std::move(buckets);
+}
+
+std::uint64_t Reducer::Impl::layout_hash() const {
+  std::string text = concat(static_cast<int>(options_.reduce.kind()));
+  for (const Parameter& parameter : parameters_) text += parameter.active ? '+' : '-';
+  for (const Bucket& bucket : buckets_) text += concat("|", bucket.parameters.size());
+  return hash_text(text);
+}
+
+void Reducer::Impl::register_comm_hook(CommHook hook) {
+  if (!hook) fail(ErrorKind::kInvalidArgument, "register_comm_hook: there is no function in it");
+  if (hook_) fail(ErrorKind::kInvalidArgument, "register_comm_hook: there is a comm hook already");
+  if (stats_.backwards > 0 || open_) {
+    fail(ErrorKind::kInvalidArgument, "register_comm_hook: after the first backward");
+  }
+  hook_group_ = own_group(group_);
+  hook_ = std::move(hook);
+  alone_ = false;
+}
+
+void Reducer::Impl::set_reduce(GradReduce reduce) {
+  if (reduce.kind() == GradReduce::Kind::kWeighted &&
+      !(reduce.samples() >= 0 && reduce.samples() < std::numeric_limits<double>::infinity())) {
+    fail(ErrorKind::kInvalidArgument, "gradients weighted by ", reduce.samples(), " samples");
+  }
+  if (open_) fail(ErrorKind::kInvalidArgument, "set_reduce: inside of a backward");
+  options_.reduce = reduce;
+}
+
+}  // namespace convoy

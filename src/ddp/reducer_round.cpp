@@ -1,0 +1,364 @@
+// Reducer: one reduction of all gradients.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "convoy/hooks.h"
+#include "ddp/reduce_bucket.h"
+#include "ddp/reducer_impl.h"
+
+namespace convoy {
+
+std::string Reducer::Impl::where(std::size_t bucket) const {
+  const auto& list = buckets_[bucket].parameters;
+  return concat("backward ", stats_.backwards + 1, ", bucket ", bucket, " of ", buckets_.size(),
+                " (", parameters_[list.front()].name,
+                list.size() > 1 ? concat(" to ", parameters_[list.back()].name) : "", ")");
+}
+
+void Reducer::Impl::trouble(Outcome outcome, std::string text) {
+  if (outcome > outcome_) {
+    outcome_ = outcome;
+    text_ = std::move(text);
+  }
+  if (outcome >= Outcome::kDisturbed && hook_ && hook_group_ && hook_group_ != group_) {
+    // Others may wait inside of a hook for operations that will not come.
+    hook_group_.abort();
+    hook_group_ = {};
+  }
+}
+
+// --- its beginning ---
+
+void Reducer::Impl::open(const Sink* sink) {
+  open_ = true;
+  begun_ = false;
+  next_ = 0;
+  arrivals_ = 0;
+  outcome_ = Outcome::kGood;
+  text_.clear();
+  if (look_at_parameters() && !order_.empty() && !alone_) lay_out();
+  for (Parameter& parameter : parameters_) {
+    parameter.fired = 0;
+    parameter.arrival = 0;
+    parameter.ready = false;
+    parameter.presumed_unused = false;
+    parameter.kept.reset();
+    parameter.graph.reset();
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.pending = bucket.parameters.size();
+    bucket.launched = false;
+    bucket.skipped = false;
+    bucket.result.reset();
+  }
+  presume_unused(sink);
+  if (alone_) return;
+  begin();
+  if (!mixed_.empty()) {
+    trouble(Outcome::kFailed,
+            concat("the gradient of ", std::exchange(mixed_, {}),
+                   " was a sum over ranks already when a backward outside of this reducer, or ",
+                   "directly on the parameter, added to it: zero the gradients before"));
+  }
+}
+
+void Reducer::Impl::presume_unused(const Sink* sink) {
+  if (order_.empty()) return;
+  if (options_.static_graph) {
+    for (Parameter& parameter : parameters_) parameter.presumed_unused = parameter.learnt_unused;
+  } else if (options_.find_unused_parameters && sink != nullptr && !sink->visited) {
+    const auto start = Clock::now();
+    const auto reached = reachable(waiting_sinks());
+    for (Parameter& parameter : parameters_) {
+      parameter.presumed_unused = parameter.active && !parameter.hidden && !parameter.used &&
+                                  !reached.contains(parameter.accumulator.get());
+    }
+    stats_.search_time = Clock::now() - start;
+  }
+  for (Parameter& parameter : parameters_) {
+    if (parameter.presumed_unused && parameter.active && !parameter.sparse && !alone_) {
+      --buckets_[parameter.bucket].pending;
+    }
+  }
+}
+
+void Reducer::Impl::begin() {
+  begun_ = true;
+  if (hook_ && !hook_group_) hook_group_ = own_group(group_);
+  if (options_.reduce.kind() == GradReduce::Kind::kWeighted) {
+    const at::Tensor sum = at::full({1}, options_.reduce.samples(), at::kDouble);
+    group_.all_reduce(sum);
+    const double total = sum.item<double>();
+    weight_ = total > 0 ? options_.reduce.samples() / total : 0;
+  }
+  if (options_.skip_all_reduce_unused_params && !order_.empty()) {
+    const at::Tensor map = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
+    auto* const used = map.mutable_data_ptr<std::uint8_t>();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      used[i] = parameters_[i].presumed_unused ? 0 : 1;
+    }
+    group_.all_reduce(map, {.op = ReduceOp::kMax});
+    for (Bucket& bucket : buckets_) {
+      bucket.skipped = std::none_of(bucket.parameters.begin(), bucket.parameters.end(),
+                                    [&](std::size_t i) { return used[i] != 0; });
+    }
+  }
+}
+
+// --- gradients into buckets ---
+
+void Reducer::Impl::make_ready(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  at::Tensor& gradient = tensors_[index].mutable_grad();
+  const at::Tensor& slot = buckets_[parameter.bucket].slots[parameter.slot];
+  parameter.ready = true;
+  if (!gradient.defined()) {
+    const at::NoGradGuard no_grad;
+    slot.zero_();
+    return;
+  }
+  if (gradient.layout() != c10::kStrided || gradient.scalar_type() != slot.scalar_type() ||
+      !gradient.sizes().equals(slot.sizes())) {
+    return trouble(Outcome::kFailed,
+                   concat("the gradient of ", parameter.name, " is ",
+                          gradient.layout() != c10::kStrided
+                              ? std::string("sparse, which was not announced: list it as sparse")
+                              : concat(gradient.scalar_type(), " of sizes ", gradient.sizes(),
+                                       ", not ", slot.scalar_type(), " of sizes ", slot.sizes())));
+  }
+  if (is_alias(gradient, slot)) return;
+  const auto start = Clock::now();
+  const bool has_history = gradient.requires_grad();
+  {
+    const at::NoGradGuard no_grad;
+    slot.copy_(gradient);
+  }
+  if (has_history) {
+    parameter.graph = gradient;
+  } else if (options_.gradient_as_bucket_view) {
+    gradient = slot;  // the copied one is freed now, not at the end
+  }
+  stats_.copy_time += Clock::now() - start;
+}
+
+// For a parameter whose hook did not run, at the end or when its bucket goes.
+void Reducer::Impl::settle(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const at::Tensor& gradient = tensors_[index].grad();
+  if (!parameter.used && gradient.defined()) {
+    const at::NoGradGuard no_grad;
+    parameter.kept = gradient.detach().clone();
+  }
+  make_ready(index);
+}
+
+void Reducer::Impl::launch_complete_ones() {
+  if (launches_late_) return;
+  while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(next_++);
+}
+
+void Reducer::Impl::launch(std::size_t index) {
+  Bucket& bucket = buckets_[index];
+  bucket.launched = true;
+  if (bucket.skipped) return;
+  for (const std::size_t i : bucket.parameters) {
+    if (!parameters_[i].ready) settle(i);
+  }
+  if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
+  try {
+    bucket.result = start(index);
+  } catch (const Error& e) {
+    trouble(Outcome::kDisturbed, concat(where(index), ": ", e.what()));
+  } catch (const std::exception& e) {
+    trouble(Outcome::kFailed, concat(where(index), ": ", e.what()));
+  }
+}
+
+HookResult Reducer::Impl::start(std::size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (!hook_) return reduce_bucket(group_, bucket.buffer, options_.reduce, weight_);
+  try {
+    return hook_(BucketAccess::make(index, buckets_.size(), bucket, tensors_, hook_group_));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw std::runtime_error(concat("the comm hook threw: ", e.what()));
+  }
+}
+
+// --- its end ---
+
+void Reducer::Impl::complete(Outcome outcome, std::string text) {
+  RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
+  const at::NoGradGuard no_grad;
+  const std::string head = concat("backward ", stats_.backwards + 1, ", group \"", group_.name(),
+                                  "\", rank ", group_.rank(), " of ", size_, ": ");
+  const auto kind_of = [](Outcome worst) {
+    return worst == Outcome::kIncomplete || worst == Outcome::kGood ? ErrorKind::kInvalidArgument
+                                                                    : ErrorKind::kRemote;
+  };
+  if (alone_) {
+    std::vector<bool> used;
+    for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
+    verdict_.set_used(std::move(used));
+    if (outcome != Outcome::kGood) {
+      close(outcome);
+      fail(kind_of(outcome), head, text);
+    }
+    return close(outcome);
+  }
+  std::string reason;
+  try {
+    if (!begun_) begin();
+    if (outcome > outcome_) trouble(outcome, std::move(text));
+    if (order_.empty()) agree_on_order();
+    while (next_ < buckets_.size()) launch(next_++);
+    take_results();
+    Verdict::Ballot ballot{outcome_, stats_.backwards + 1, layout_hash(), {}};
+    for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
+    if (verdict_.reach(group_, ballot)) {
+      reduce_sparse();
+      write_back();
+      return close(Outcome::kGood);
+    }
+    reason = verdict_.explain(group_, text_);
+  } catch (...) {  // the group is broken
+    close(Outcome::kFailed);
+    rethrow_with(head);
+  }
+  const Outcome worst = verdict_.worst();
+  if (hook_ && hook_group_ && hook_group_ != group_ && worst >= Outcome::kDisturbed) {
+    hook_group_.abort();
+    hook_group_ = {};
+  }
+  close(worst == Outcome::kGood ? Outcome::kFailed : worst);
+  fail(kind_of(worst), head, reason);
+}
+
+void Reducer::Impl::take_results() {
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    Bucket& bucket = buckets_[index];
+    if (!bucket.result) continue;
+    at::Tensor result;
+    try {
+      result = bucket.result->wait();
+    } catch (const Error& e) {
+      // A lost or late rank ends the group: there is nobody to reach a verdict with.
+      if (!hook_ && e.kind() != ErrorKind::kInvalidArgument) {
+        throw Error(e.kind(), concat("bucket ", index, " of ", buckets_.size(), ": ", e.what()));
+      }
+      trouble(Outcome::kDisturbed, concat(where(index), ": ", e.what()));
+      continue;
+    } catch (const std::exception& e) {
+      if (!hook_) throw;
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw: ", e.what()));
+      continue;
+    }
+    bucket.result.reset();
+    if (!result.defined() || result.is_same(bucket.buffer)) continue;
+    if (result.layout() != c10::kStrided || result.numel() != bucket.buffer.numel() ||
+        result.scalar_type() != bucket.buffer.scalar_type()) {
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned ", result.numel(),
+                                       " elements of ", result.scalar_type(), ", not ",
+                                       bucket.buffer.numel(), " of ", bucket.buffer.scalar_type()));
+      continue;
+    }
+    bucket.buffer.copy_(result.reshape({-1}));
+  }
+}
+
+void Reducer::Impl::write_back() {
+  const auto start = Clock::now();
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.skipped) continue;
+    for (const std::size_t i : bucket.parameters) write_back(i);
+  }
+  stats_.copy_time += Clock::now() - start;
+}
+
+void Reducer::Impl::write_back(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const at::Tensor& slot = buckets_[parameter.bucket].slots[parameter.slot];
+  at::Tensor& gradient = tensors_[index].mutable_grad();
+  if (!verdict_.used()[index]) {
+    // Nobody's: as it was, to the bit. (A sum of shares has been put together again.)
+    if (parameter.kept.defined() && options_.reduce.kind() != GradReduce::Kind::kSum) {
+      gradient.copy_(parameter.kept);
+    }
+    return;
+  }
+  if (parameter.graph.defined()) {
+    // The value is the mean, the history this rank's: a loss made of it has this rank's part of the
+    // gradient, which is reduced in turn.
+    const at::AutoGradMode with_history(true);
+    const at::Tensor own = parameter.graph;
+    gradient = with_sinks({own + (slot - own.detach())})[0];
+  } else if (options_.gradient_as_bucket_view) {
+    if (!is_alias(gradient, slot)) gradient = slot;
+  } else if (gradient.defined()) {
+    gradient.copy_(slot);
+  } else {
+    gradient = at::empty_strided(slot.sizes(), slot.strides(), slot.options());
+    gradient.copy_(slot);
+  }
+}
+
+void Reducer::Impl::reduce_sparse() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    if (!parameter.sparse || !parameter.active || !verdict_.used()[i]) continue;
+    at::Tensor& gradient = tensors_[i].mutable_grad();
+    at::Tensor sum;
+    if (gradient.defined()) {
+      sum = (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce();
+    } else {
+      auto sizes = tensors_[i].sizes().vec();
+      sizes[0] = 0;
+      sum = at::sparse_coo_tensor(at::empty({1, 0}, at::kLong),
+                                  at::empty(sizes, tensors_[i].options().requires_grad(false)),
+                                  tensors_[i].sizes());
+    }
+    reduce_sparse_gradient(group_, sum, options_.reduce, weight_);
+    gradient = sum;
+  }
+}
+
+void Reducer::Impl::close(Outcome outcome) {
+  open_ = false;
+  const auto now = Clock::now();
+  const bool good = outcome == Outcome::kGood;
+  for (Parameter& parameter : parameters_) {
+    if (good || parameter.fired > parameter.expected) {
+      parameter.expected = std::max(1, parameter.fired);
+    }
+    if (good && options_.static_graph && !learnt_) {
+      parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
+    }
+    parameter.reduced = good;
+    parameter.used = false;
+    parameter.fired = 0;
+    parameter.kept.reset();
+    parameter.graph.reset();
+  }
+  for (Bucket& bucket : buckets_) bucket.result.reset();
+  learnt_ |= good;
+  ++stats_.backwards;
+  stats_.backward_time = now - entered_;
+  stats_.exposed_time = now - last_gradient_;
+}
+
+void Reducer::Impl::sync_gradients() {
+  if (in_backward_) {
+    fail(ErrorKind::kInvalidArgument, "sync_gradients() inside of a backward");
+  }
+  entered_ = last_gradient_ = Clock::now();
+  if (!open_) open(nullptr);
+  complete(Outcome::kGood, {});
+}
+
+}  // namespace convoy

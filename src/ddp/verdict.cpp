@@ -1,0 +1,84 @@
+#include "ddp/verdict.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace convoy {
+namespace {
+
+constexpr std::size_t kHead = 1 + 8 + 8;
+constexpr std::size_t kTextBytes = 2048;
+
+}  // namespace
+
+Verdict::Verdict(const ProcessGroup& group, std::size_t parameters)
+    : bytes_(group.allocate(
+          {static_cast<std::int64_t>(kHead * static_cast<std::size_t>(group.size()) + parameters)},
+          at::kByte)),
+      seen_(static_cast<std::size_t>(group.size())),
+      used_(parameters) {}
+
+bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
+  auto* const bytes = bytes_.mutable_data_ptr<std::uint8_t>();
+  std::memset(bytes, 0, static_cast<std::size_t>(bytes_.numel()));
+  auto* const head = bytes + kHead * static_cast<std::size_t>(group.rank());
+  head[0] = static_cast<std::uint8_t>(mine.outcome);
+  std::memcpy(head + 1, &mine.backward, 8);
+  std::memcpy(head + 9, &mine.layout, 8);
+  auto* const map = bytes + kHead * seen_.size();
+  for (std::size_t i = 0; i < used_.size(); ++i) map[i] = mine.used[i] ? 1 : 0;
+
+  group.all_reduce(bytes_, {.op = ReduceOp::kMax});
+
+  for (std::size_t r = 0; r < seen_.size(); ++r) {
+    const auto* const other = bytes + kHead * r;
+    seen_[r].outcome = static_cast<Outcome>(other[0]);
+    std::memcpy(&seen_[r].backward, other + 1, 8);
+    std::memcpy(&seen_[r].layout, other + 9, 8);
+  }
+  for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = map[i] != 0;
+  return std::all_of(seen_.begin(), seen_.end(), [&](const Seen& other) {
+    return other.outcome == Outcome::kGood && other.backward == mine.backward &&
+           other.layout == mine.layout;
+  });
+}
+
+Outcome Verdict::worst() const {
+  Outcome worst = Outcome::kGood;
+  for (const Seen& seen : seen_) worst = std::max(worst, seen.outcome);
+  return worst;
+}
+
+std::string Verdict::explain(const ProcessGroup& group, const std::string& text) const {
+  const at::Tensor mine = at::zeros({static_cast<std::int64_t>(kTextBytes)}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), text.data(), std::min(text.size(), kTextBytes));
+  const at::Tensor all =
+      at::zeros({static_cast<std::int64_t>(kTextBytes * seen_.size())}, at::kByte);
+  group.all_gather_single(all, mine);
+
+  const auto* const texts = reinterpret_cast<const char*>(all.const_data_ptr());
+  const Outcome worst_seen = worst();
+  std::string result;
+  for (std::size_t r = 0; r < seen_.size(); ++r) {
+    if (seen_[r].outcome != worst_seen || worst_seen == Outcome::kGood) continue;
+    const char* const from = texts + r * kTextBytes;
+    result += concat(result.empty() ? "" : "; ", "rank ", r, ": ",
+                     std::string_view(from, strnlen(from, kTextBytes)));
+  }
+  for (std::size_t r = 1; r < seen_.size() && result.empty(); ++r) {
+    if (seen_[r].backward != seen_[0].backward) {
+      result = concat("ranks are out of step: rank 0 is in backward ", seen_[0].backward, ", rank ",
+                      r, " in backward ", seen_[r].backward);
+    } else if (seen_[r].layout != seen_[0].layout) {
+      result = concat("rank ", r, " trains other parameters than rank 0, or reduces them in ",
+                      "another way: freeze, thaw and set_reduce on all ranks alike");
+    }
+  }
+  return result;
+}
+
+}  // namespace convoy

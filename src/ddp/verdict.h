@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "convoy/group.h"
+
+namespace convoy {
+
+// How a backward ended on one rank. The worse, the greater.
+enum class Outcome : std::uint8_t {
+  kGood = 1,
+  kIncomplete,  // parameters without gradients
+  kDisturbed,   // an operation failed, as it does when another rank gives up
+  kFailed,      // by itself
+};
+
+// The last operation of every backward: ranks tell each other how it went and which parameters they
+// used, so that all of them go on or all of them throw. One all-reduce (maximum of bytes): for each
+// rank
+//   0  outcome
+//   1  number of the backward, little-endian
+//   9  hash of what ranks must agree on
+// which only that rank fills in, then one byte for each parameter: 1 if it was used.
+class Verdict {
+ public:
+  Verdict(const ProcessGroup& group, std::size_t parameters);
+
+  struct Ballot {
+    Outcome outcome = Outcome::kGood;
+    std::uint64_t backward = 0;
+    std::uint64_t layout = 0;
+    std::vector<bool> used;
+  };
+  // Collective. True if all ranks are fine and speak of the same backward and layout.
+  bool reach(const ProcessGroup& group, const Ballot& mine);
+  // After false, collective: what was wrong, with the texts of the ranks that have one.
+  std::string explain(const ProcessGroup& group, const std::string& text) const;
+
+  Outcome worst() const;
+  // Parameters that some rank has used.
+  const std::vector<bool>& used() const { return used_; }
+  // For a rank that is alone.
+  void set_used(std::vector<bool> used) { used_ = std::move(used); }
+
+ private:
+  at::Tensor bytes_;  // in group memory, reused
+  struct Seen {
+    Outcome outcome;
+    std::uint64_t backward, layout;
+  };
+  std::vector<Seen> seen_;
+  std::vector<bool> used_;
+};
+
+}  // namespace convoy
