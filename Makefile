@@ -8,6 +8,7 @@
 #   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
 #   PREFIX=dir        where `make install` puts things
 #   WORLD=4           how many ranks `make test-pytorch` has
+#   TEXT=file         what `make demo` learns
 #   SEEDS=10000       how many programs `make soak-coll` runs
 #   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
 #   BOOTSTRAP=off     do not look for missing packages
@@ -20,6 +21,7 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 SEEDS ?= 10000
 WORLD ?= 4
+TEXT ?=
 BOOTSTRAP ?= on
 export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 
@@ -32,7 +34,7 @@ SHELL := /bin/bash
 targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
            bench-quick bench-group bench-faults bench-python soak-coll tidy check-headers check-layers format \
            install python wheel clean help
-settings := JOBS SEEDS WORLD TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
+settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
 # A word that is no target, or a setting that is none, stops before anything is done.
 unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
@@ -68,8 +70,8 @@ test-full: build ## all tests, the long ones too
 test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a quarter of an hour)
 	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
 
-demo: build ## two ranks meet through the store of `convoy run`
-	@build/release/bin/convoy run -n 2 build/release/bin/meet
+demo: build ## train a character-level GPT with two processes, on TEXT=file or on our own texts
+	@TEXT='$(TEXT)' examples/char_gpt/demo
 
 lint: ready-lint ## everything that can be checked without running: format, layers, headers, clang, clang-tidy
 	@JOBS=$(JOBS) tools/lint

@@ -35,6 +35,7 @@ struct DdpOptions {
   bool gradient_as_bucket_view = true;
   bool skip_all_reduce_unused_params = false;
   GradReduce reduce = GradReduce::kMean;
+  Launch launch = Launch::kAuto;
   bool init_sync = true;             // ranks begin with rank 0's parameters and buffers
   bool forward_sync_buffers = true;  // in training, buffers become rank 0's
   BufferSync buffer_sync = BufferSync::kBeforeForward;

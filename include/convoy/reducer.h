@@ -98,6 +98,10 @@ class HookResult {
 // An exception fails this backward on every rank.
 using CommHook = std::function<HookResult(const GradBucket&)>;
 
+// When buckets travel: as soon as they are complete, or at the end of backward. kAuto: early, if
+// this host has cores that do not compute.
+enum class Launch { kAuto, kEarly, kLate };
+
 struct ReducerOptions {
   // Gradients travel in buckets of about this size. Unset: 25, but the first 1, so that it starts
   // early. A list gives a cap to each bucket; its last repeats.
@@ -113,6 +117,7 @@ struct ReducerOptions {
   // Buckets that no rank uses do not travel. One small collective more at the start of a backward.
   bool skip_all_reduce_unused_params = false;
   GradReduce reduce = GradReduce::kMean;
+  Launch launch = Launch::kAuto;
   std::vector<std::string> names = {};       // of the parameters; empty: their numbers
   std::vector<std::size_t> sparse = {};      // parameters whose gradients are sparse
   std::vector<std::size_t> delayed = {};     // these travel last, in buckets of their own
@@ -157,8 +162,12 @@ class Reducer {
   // before, while the gradients are still there.
   void before_forward();
   // To be called with what forward computed, before backward; the loss must be made of the tensors
-  // it returns, which share their memory with the given ones. Does not communicate.
-  std::vector<at::Tensor> prepare_for_backward(at::TensorList outputs);
+  // it returns, which share their memory with the given ones. Does not communicate, but when their
+  // backwards meet, all ranks must have called it as often; kAside: this one does not count, and
+  // may be done by one rank alone, as in an evaluation.
+  enum class Forward { kInStep, kAside };
+  std::vector<at::Tensor> prepare_for_backward(at::TensorList outputs,
+                                               Forward forward = Forward::kInStep);
 
   // While one of these lives, backward only adds to this rank's gradients. Read when backward runs.
   class [[nodiscard]] NoSync {

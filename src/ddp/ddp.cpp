@@ -1,15 +1,9 @@
 #include "convoy/ddp.h"
 
-#include <ATen/Functions.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/instancenorm.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <set>
-#include <unordered_map>
 
 #include "base/error.h"
 #include "ddp/module_parameters.h"
@@ -29,6 +23,7 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                       .gradient_as_bucket_view = options_.gradient_as_bucket_view,
                       .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
                       .reduce = options_.reduce,
+                      .launch = options_.launch,
                       .names = std::move(found.names),
                       .sparse = std::move(found.sparse),
                       .delayed = std::move(found.delayed),
@@ -69,7 +64,10 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(outputs.size());
   for (const at::Tensor* output : outputs) tensors.push_back(*output);
-  tensors = reducer_->prepare_for_backward(tensors);
+  // One rank may evaluate alone; but a model in eval mode can be trained, too.
+  const auto forward =
+      module_->is_training() ? Reducer::Forward::kInStep : Reducer::Forward::kAside;
+  tensors = reducer_->prepare_for_backward(tensors, forward);
   for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
 }
 

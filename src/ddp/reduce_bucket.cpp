@@ -1,8 +1,12 @@
 #include "ddp/reduce_bucket.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <numeric>
+#include <string_view>
 
 #include "base/error.h"
 #include "convoy/hooks.h"
@@ -48,6 +52,20 @@ ProcessGroup own_group(const ProcessGroup& group) {
   std::vector<int> all(static_cast<std::size_t>(group.size()));
   std::iota(all.begin(), all.end(), 0);
   return group.split(all, {.name = group.name() + "/hook"}).value();
+}
+
+bool launches_late(const ProcessGroup& group, Launch wish) {
+  if (wish != Launch::kAuto) return wish == Launch::kLate;
+  const char* const variable = std::getenv("CONVOY_DDP_LAUNCH");
+  const std::string_view when = variable == nullptr ? "" : variable;
+  if (when == "early") return false;
+  if (when == "late") return true;
+  if (!when.empty()) {
+    fail(ErrorKind::kInvalidArgument, "CONVOY_DDP_LAUNCH is ", quoted(when),
+         "; it can be early or late");
+  }
+  if (group.backend_name() != "convoy") return false;
+  return group.local_size() * at::get_num_threads() >= ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 void rethrow_with(const std::string& head) {

@@ -20,6 +20,12 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
 // Collective.
 ProcessGroup own_group(const ProcessGroup& group);
 
+// True if buckets had better travel at the end of backward. Overlap needs a core that computes
+// nothing: with none, the thread that reduces takes its time from the one that computes, and ranks
+// wait for each other at every bucket instead of once. CONVOY_DDP_LAUNCH=early or late
+// decides it where the options do not.
+bool launches_late(const ProcessGroup& group, Launch wish);
+
 // In a handler: throws what is being handled, as an Error whose text begins with `head`.
 [[noreturn]] void rethrow_with(const std::string& head);
 

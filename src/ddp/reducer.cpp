@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "ddp/agreement.h"
 #include "ddp/bucket_plan.h"
+#include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
 namespace convoy {
@@ -33,15 +34,6 @@ class ParameterHook final : public ag::FunctionPostHook {
   const std::function<void(bool)> call_;
 };
 
-template <class List>
-void check_indices(const char* what, const List& indices, std::size_t count) {
-  for (const std::size_t i : indices) {
-    if (i >= count) {
-      fail(ErrorKind::kInvalidArgument, what, " names parameter ", i, " of ", count);
-    }
-  }
-}
-
 }  // namespace
 
 // --- construction ---
@@ -53,53 +45,52 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       size_(group_.size()),
       verdict_(group_, tensors_.size()),
       alone_(size_ == 1) {
-  std::string error = options_.error;  // of this rank, which the others hear too
-  if (error.empty()) try {
-      caps_ = bucket_caps(options_);
-      check(tensors_, error);
-    } catch (const Error& e) {
-      error = e.what();
-    }
+  std::string error;  // of this rank, which the others hear too
+  try {
+    check();
+    caps_ = bucket_caps(options_);
+    launches_late_ = launches_late(group_, options_.launch);
+  } catch (const Error& e) {
+    error = e.what();
+  }
   agree(group_, "parameters of the reducer",
         error.empty() ? description() : std::vector<std::string>{}, error);
 }
 
-void Reducer::Impl::check(const std::vector<at::Tensor>& parameters, std::string& error) {
-  const std::size_t count = parameters.size();
-  if (!options_.names.empty() && options_.names.size() != count) {
-    fail(ErrorKind::kInvalidArgument, options_.names.size(), " names for ", count, " parameters");
-  }
-  check_indices("sparse", options_.sparse, count);
-  check_indices("delayed", options_.delayed, count);
-  const auto& reduce = options_.reduce;
-  if (reduce.kind() == GradReduce::Kind::kWeighted && !(reduce.samples() >= 0)) {
-    fail(ErrorKind::kInvalidArgument, "gradients weighted by ", reduce.samples(), " samples");
-  }
+void Reducer::Impl::check() {
+  const auto require = [](bool fine, const auto&... text) {
+    if (!fine) fail(ErrorKind::kInvalidArgument, text...);
+  };
+  const std::size_t count = tensors_.size();
+  require(options_.error.empty(), options_.error);
+  require(options_.names.empty() || options_.names.size() == count, options_.names.size(),
+          " names for ", count, " parameters");
+  check_weight(options_.reduce);
+  parameters_.resize(count);
   std::set<const void*> seen;
   bool trains = false;
   for (std::size_t i = 0; i < count; ++i) {
-    Parameter parameter;
-    parameter.name = options_.names.empty() ? concat("#", i) : options_.names[i];
-    const at::Tensor& tensor = parameters[i];
-    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) {
-      error = concat("parameter ", parameter.name,
-                     tensor.defined() ? " is there twice" : " is undefined");
-      return;
-    }
-    if (!tensor.is_leaf() || tensor.layout() != c10::kStrided) {
-      error = concat("parameter ", parameter.name, " is no dense leaf of the graph");
-      return;
-    }
-    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-      error = concat("parameter ", parameter.name, " has elements that share memory");
-      return;
-    }
+    std::string& name = parameters_[i].name;
+    name = options_.names.empty() ? concat("#", i) : options_.names[i];
+    const at::Tensor& tensor = tensors_[i];
+    require(tensor.defined(), "parameter ", name, " is undefined");
+    require(seen.insert(tensor.unsafeGetTensorImpl()).second, "parameter ", name,
+            " is there twice");
+    require(tensor.is_leaf() && tensor.layout() == c10::kStrided, "parameter ", name,
+            " is no dense leaf of the graph");
+    require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "parameter ", name,
+            " has elements that share memory");
     trains |= tensor.requires_grad();
-    parameters_.push_back(std::move(parameter));
   }
-  for (const std::size_t i : options_.sparse) parameters_[i].sparse = true;
-  for (const std::size_t i : options_.delayed) parameters_[i].delayed = true;
-  if (!trains) error = "there is no parameter that requires a gradient";
+  for (const std::size_t i : options_.sparse) {
+    require(i < count && tensors_[i].dim() > 0, "parameter ", i, " cannot be sparse");
+    parameters_[i].sparse = true;
+  }
+  for (const std::size_t i : options_.delayed) {
+    require(i < count, "parameter ", i, " cannot be delayed: there are ", count);
+    parameters_[i].delayed = true;
+  }
+  require(trains, "there is no parameter that requires a gradient");
 }
 
 std::vector<std::string> Reducer::Impl::description() const {
@@ -169,10 +160,11 @@ void Reducer::Impl::before_forward() {
                   "Put it into the loss, drop it before backward, or set find_unused_parameters"));
 }
 
-std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs) {
+std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs, Forward forward) {
   if (!at::GradMode::is_enabled()) return outputs.vec();
   before_forward();
   hook_up();
+  if (forward == Forward::kInStep) ++forwards_;
   return with_sinks(outputs);
 }
 
@@ -209,11 +201,11 @@ std::vector<NodePtr> Reducer::Impl::waiting_sinks() {
 
 void Reducer::Impl::enter(Sink* sink) {
   if (in_backward_ || !backward_accumulates(accumulators_)) return;
-  in_backward_ = true;
-  syncing_ = paused_ == 0;
   const auto self = shared_from_this();
   at_end_of_backward([self] { self->end(); },
                      [self](const std::string& cause) { self->failed(cause); });
+  in_backward_ = true;
+  syncing_ = paused_ == 0;
   if (options_.reduce.kind() == GradReduce::Kind::kSum && size_ > 1) {
     // What was summed before must not be summed again: each rank keeps its share.
     const at::NoGradGuard no_grad;
@@ -231,7 +223,7 @@ void Reducer::Impl::enter(Sink* sink) {
 void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   Parameter& parameter = parameters_[index];
   if (defined && parameter.reduced && options_.reduce.kind() == GradReduce::Kind::kSum &&
-      !buckets_.empty() &&
+      parameter.bucket != kNone &&
       is_alias(tensors_[index].grad(), buckets_[parameter.bucket].slots[parameter.slot])) {
     mixed_ = parameter.name;
   }
@@ -245,13 +237,18 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   ++parameter.fired;
   parameter.arrival = ++arrivals_;
   last_gradient_ = Clock::now();
-  if (alone_ || order_.empty() || parameter.sparse || outcome_ != Outcome::kGood) return;
+  if (alone_ || parameter.sparse || outcome_ != Outcome::kGood) return;
+  if (order_.empty()) {
+    parameter.hidden |= std::exchange(parameter.presumed_unused, false);
+    return;
+  }
+  if (parameter.bucket == kNone) return;  // thawed since the buckets were made
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.presumed_unused && options_.static_graph) {
     return trouble(Outcome::kFailed, concat("the graph is said to be static, but ", parameter.name,
                                             " is used now and was not in the first backward"));
   }
-  if (bucket.launched) {
+  if (bucket.launched || bucket.skipped) {
     parameter.hidden |= parameter.presumed_unused;
     return trouble(
         Outcome::kFailed,
@@ -357,8 +354,8 @@ Reducer& Reducer::operator=(Reducer&& other) noexcept {
   return *this;
 }
 
-std::vector<at::Tensor> Reducer::prepare_for_backward(at::TensorList outputs) {
-  return impl_->after_forward(outputs);
+std::vector<at::Tensor> Reducer::prepare_for_backward(at::TensorList outputs, Forward forward) {
+  return impl_->after_forward(outputs, forward);
 }
 void Reducer::before_forward() { impl_->before_forward(); }
 bool Reducer::is_paused() const { return impl_->is_paused(); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@
 
 namespace convoy {
 
+// kInvalidArgument for a number of samples that is none.
+void check_weight(const GradReduce& reduce);
+
 // Words: a *backward* is one call of autograd's backward that comes by a sink of this reducer. A
 // *round* is one reduction of all gradients: a backward, or several that complete each other. All
 // ranks issue the same operations in a round, whatever happens to them:
@@ -19,7 +23,8 @@ namespace convoy {
 //   begin     what the options need: the hook's group, the sum of samples, the map of used ones
 //   order     rank 0's order of arrival (first round only; buckets are made from it)
 //   buckets   0, 1, 2, ...: as soon as complete, the rest at the end of the backward
-//   verdict   how it went, which parameters were used
+//   verdict   how it went, which parameters were used and which are trained
+//             (if these are others than in the buckets: buckets and verdict of the thawed ones)
 //   sparse    gradients that some rank has
 //
 // so that a rank whose backward fails goes through the rest of it and the others hear of it.
@@ -34,7 +39,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   // A round that was left open for an output that never came is an error now.
   void before_forward();
-  std::vector<at::Tensor> after_forward(at::TensorList outputs);
+  std::vector<at::Tensor> after_forward(at::TensorList outputs, Forward forward);
   void sync_gradients();
   void register_comm_hook(CommHook hook);
   void set_reduce(GradReduce reduce);
@@ -51,13 +56,15 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  private:
   using Clock = std::chrono::steady_clock;
 
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
   struct Parameter {
     std::string name;
     bool sparse = false, delayed = false;
     bool active = false;  // required a gradient when last looked at
     NodePtr accumulator;  // which the tensor itself does not keep alive
     std::uintptr_t hook = 0;
-    std::size_t bucket = 0, slot = 0;
+    std::size_t bucket = kNone, slot = 0;
 
     bool used = false;     // a gradient of this rank's was added since the last round
     bool reduced = false;  // the gradient is what the last round left
@@ -75,7 +82,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   };
 
   // --- a backward: reducer.cpp ---
-  void check(const std::vector<at::Tensor>& parameters, std::string& error);
+  void check();
   std::vector<std::string> description() const;
   void take_off(Parameter& parameter);
   std::vector<at::Tensor> with_sinks(at::TensorList outputs);
@@ -99,6 +106,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   HookResult start(std::size_t bucket);
   // To the end, whatever it is; throws unless all ranks are fine.
   void complete(Outcome outcome, std::string text);
+  bool finish_buckets();
   void take_results();
   void write_back();
   void write_back(std::size_t index);
@@ -106,11 +114,15 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void close(Outcome outcome);
   void trouble(Outcome outcome, std::string text);
   std::string where(std::size_t bucket) const;
+  std::string head() const;
 
   // --- which parameters, in which buckets: reducer_layout.cpp ---
-  bool look_at_parameters();
+  void look_at_parameters();
   void agree_on_order();
+  std::vector<std::vector<std::size_t>> plan(bool delayed) const;
   void lay_out();
+  void add_buckets();
+  void place(Bucket&& bucket);
   std::uint64_t layout_hash() const;
 
   std::vector<at::Tensor> tensors_;
@@ -133,11 +145,13 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   bool syncing_ = false;        // this backward
   bool open_ = false;           // a round
   bool begun_ = false;          // its first step is done
+  bool changed_ = false;        // parameters were frozen or thawed since buckets were made
   bool learnt_ = false;         // static graph: after the first round
   bool alone_ = false;          // nobody to reduce with, and no hook
   bool launches_late_ = false;  // buckets go at the end of backward
   std::size_t next_ = 0;        // bucket to launch
   std::size_t arrivals_ = 0;
+  std::uint64_t forwards_ = 0;  // since the last round
   double weight_ = 1;
   Outcome outcome_ = Outcome::kGood;
   std::string text_;

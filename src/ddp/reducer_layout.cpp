@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
@@ -13,13 +15,18 @@
 
 namespace convoy {
 
-bool Reducer::Impl::look_at_parameters() {
-  bool changed = false;
+// Ranks may disagree about what changed, and only the verdict tells: until then buckets stay.
+void Reducer::Impl::look_at_parameters() {
+  changed_ = false;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const bool active = tensors_[i].requires_grad();
-    changed |= active != std::exchange(parameters_[i].active, active);
+    Parameter& parameter = parameters_[i];
+    parameter.active = tensors_[i].requires_grad();
+    const bool in_bucket = parameter.bucket != kNone;
+    if (order_.empty() || alone_ || parameter.active == (in_bucket || parameter.sparse)) continue;
+    changed_ |= in_bucket || !parameter.sparse;
+    at::Tensor& gradient = tensors_[i].mutable_grad();
+    if (in_bucket && gradient.defined()) gradient = gradient.detach().clone();
   }
-  return changed;
 }
 
 // Gradients arrive in about the same order in every step: buckets filled in that order are complete
@@ -49,63 +56,61 @@ void Reducer::Impl::agree_on_order() {
   lay_out();
 }
 
-void Reducer::Impl::lay_out() {
-  const at::NoGradGuard no_grad;
-  stats_.bytes = 0;
+std::vector<std::vector<std::size_t>> Reducer::Impl::plan(bool delayed) const {
   std::vector<PlanItem> items;
   for (const at::Tensor& tensor : tensors_) {
     items.push_back({tensor.scalar_type(), tensor.device(),
                      tensor.numel() * static_cast<std::int64_t>(tensor.element_size())});
   }
-  const auto plan = [&](bool delayed) {
-    std::vector<std::size_t> chosen;
-    for (const std::size_t i : order_) {
-      const Parameter& parameter = parameters_[i];
-      if (parameter.active && !parameter.sparse && parameter.delayed == delayed) {
-        chosen.push_back(i);
-      }
+  std::vector<std::size_t> chosen;
+  for (const std::size_t i : order_) {
+    const Parameter& parameter = parameters_[i];
+    if (parameter.active && !parameter.sparse && parameter.bucket == kNone &&
+        parameter.delayed == delayed) {
+      chosen.push_back(i);
     }
-    return plan_buckets(items, chosen, caps_, PlanOrder::kByLastItem);
-  };
-  auto lists = plan(false);
-  for (auto& list : plan(true)) lists.push_back(std::move(list));
+  }
+  return plan_buckets(items, chosen, caps_, PlanOrder::kByLastItem);
+}
 
-  std::vector<Bucket> buckets;  // the old ones go when the last gradient has left them
-  for (auto& list : lists) {
-    const std::size_t b = buckets.size();
-    buckets.push_back(make_bucket(group_, tensors_, std::move(list)));
-    Bucket& bucket = buckets.back();
-    bucket.pending = bucket.parameters.size();
-    stats_.bytes += static_cast<std::uint64_t>(bucket.buffer.nbytes());
-    for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-      const std::size_t i = bucket.parameters[slot];
-      parameters_[i].bucket = b;
-      parameters_[i].slot = slot;
-      at::Tensor& gradient = tensors_[i].mutable_grad();
-      const bool moves = options_.gradient_as_bucket_view && gradient.defined() &&
-                         !gradient.requires_grad() && gradient.layout() == c10::kStrided &&
-                         gradient.scalar_type() == bucket.buffer.scalar_type() &&
-                         gradient.sizes().equals(bucket.slots[slot].sizes());
-      if (!moves) continue;
-      bucket.slots[slot].copy_(gradient);
-      gradient = bucket.slots[slot];
-    }
+void Reducer::Impl::lay_out() {
+  const auto old = std::exchange(buckets_, {});  // until the gradients have left them
+  for (Parameter& parameter : parameters_) parameter.bucket = kNone;
+  stats_.bytes = 0;
+  add_buckets();
+}
+
+// For the parameters that are in none.
+void Reducer::Impl::add_buckets() {
+  const at::NoGradGuard no_grad;
+  for (const bool delayed : {false, true}) {
+    for (auto& list : plan(delayed)) place(make_bucket(group_, tensors_, std::move(list)));
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // A frozen parameter's gradient must not keep a whole bucket alive.
+}
+
+void Reducer::Impl::place(Bucket&& made) {
+  const std::size_t b = buckets_.size();
+  Bucket& bucket = buckets_.emplace_back(std::move(made));
+  bucket.pending = bucket.parameters.size();
+  stats_.bytes += static_cast<std::uint64_t>(bucket.buffer.nbytes());
+  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+    const std::size_t i = bucket.parameters[slot];
+    parameters_[i].bucket = b;
+    parameters_[i].slot = slot;
     at::Tensor& gradient = tensors_[i].mutable_grad();
-    if (!parameters_[i].active && !buckets_.empty() && gradient.defined() &&
-        options_.gradient_as_bucket_view) {
-      gradient = gradient.clone();
-    }
+    const bool moves = options_.gradient_as_bucket_view && gradient.defined() &&
+                       !gradient.requires_grad() && gradient.layout() == c10::kStrided &&
+                       gradient.scalar_type() == bucket.buffer.scalar_type() &&
+                       gradient.sizes().equals(bucket.slots[slot].sizes());
+    if (!moves) continue;
+    bucket.slots[slot].copy_(gradient);
+    gradient = bucket.slots[slot];
   }
-  buckets_ = std::move(buckets);
 }
 
 std::uint64_t Reducer::Impl::layout_hash() const {
   std::string text = concat(static_cast<int>(options_.reduce.kind()));
   for (const Parameter& parameter : parameters_) text += parameter.active ? '+' : '-';
-  for (const Bucket& bucket : buckets_) text += concat("|", bucket.parameters.size());
   return hash_text(text);
 }
 
@@ -120,11 +125,15 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
   alone_ = false;
 }
 
-void Reducer::Impl::set_reduce(GradReduce reduce) {
-  if (reduce.kind() == GradReduce::Kind::kWeighted &&
-      !(reduce.samples() >= 0 && reduce.samples() < std::numeric_limits<double>::infinity())) {
+void check_weight(const GradReduce& reduce) {
+  if (reduce.kind() != GradReduce::Kind::kWeighted) return;
+  if (!(reduce.samples() >= 0 && std::isfinite(reduce.samples()))) {
     fail(ErrorKind::kInvalidArgument, "gradients weighted by ", reduce.samples(), " samples");
   }
+}
+
+void Reducer::Impl::set_reduce(GradReduce reduce) {
+  check_weight(reduce);
   if (open_) fail(ErrorKind::kInvalidArgument, "set_reduce: inside of a backward");
   options_.reduce = reduce;
 }

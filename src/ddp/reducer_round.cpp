@@ -13,10 +13,14 @@
 
 namespace convoy {
 
+std::string Reducer::Impl::head() const {
+  return concat("backward ", stats_.backwards + 1, ", group \"", group_.name(), "\", rank ",
+                group_.rank(), " of ", size_, ": ");
+}
+
 std::string Reducer::Impl::where(std::size_t bucket) const {
   const auto& list = buckets_[bucket].parameters;
-  return concat("backward ", stats_.backwards + 1, ", bucket ", bucket, " of ", buckets_.size(),
-                " (", parameters_[list.front()].name,
+  return concat("bucket ", bucket, " of ", buckets_.size(), " (", parameters_[list.front()].name,
                 list.size() > 1 ? concat(" to ", parameters_[list.back()].name) : "", ")");
 }
 
@@ -41,7 +45,7 @@ void Reducer::Impl::open(const Sink* sink) {
   arrivals_ = 0;
   outcome_ = Outcome::kGood;
   text_.clear();
-  if (look_at_parameters() && !order_.empty() && !alone_) lay_out();
+  look_at_parameters();
   for (Parameter& parameter : parameters_) {
     parameter.fired = 0;
     parameter.arrival = 0;
@@ -58,7 +62,11 @@ void Reducer::Impl::open(const Sink* sink) {
   }
   presume_unused(sink);
   if (alone_) return;
-  begin();
+  try {
+    begin();
+  } catch (...) {
+    rethrow_with(head());
+  }
   if (!mixed_.empty()) {
     trouble(Outcome::kFailed,
             concat("the gradient of ", std::exchange(mixed_, {}),
@@ -68,7 +76,6 @@ void Reducer::Impl::open(const Sink* sink) {
 }
 
 void Reducer::Impl::presume_unused(const Sink* sink) {
-  if (order_.empty()) return;
   if (options_.static_graph) {
     for (Parameter& parameter : parameters_) parameter.presumed_unused = parameter.learnt_unused;
   } else if (options_.find_unused_parameters && sink != nullptr && !sink->visited) {
@@ -80,10 +87,9 @@ void Reducer::Impl::presume_unused(const Sink* sink) {
     }
     stats_.search_time = Clock::now() - start;
   }
-  for (Parameter& parameter : parameters_) {
-    if (parameter.presumed_unused && parameter.active && !parameter.sparse && !alone_) {
-      --buckets_[parameter.bucket].pending;
-    }
+  for (const Parameter& parameter : parameters_) {
+    const bool waited_for = parameter.active && !parameter.presumed_unused;
+    if (parameter.bucket != kNone && !waited_for) --buckets_[parameter.bucket].pending;
   }
 }
 
@@ -100,7 +106,7 @@ void Reducer::Impl::begin() {
     const at::Tensor map = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
     auto* const used = map.mutable_data_ptr<std::uint8_t>();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      used[i] = parameters_[i].presumed_unused ? 0 : 1;
+      used[i] = parameters_[i].presumed_unused || !parameters_[i].active ? 0 : 1;
     }
     group_.all_reduce(map, {.op = ReduceOp::kMax});
     for (Bucket& bucket : buckets_) {
@@ -150,8 +156,13 @@ void Reducer::Impl::make_ready(std::size_t index) {
 void Reducer::Impl::settle(std::size_t index) {
   Parameter& parameter = parameters_[index];
   const at::Tensor& gradient = tensors_[index].grad();
+  const at::NoGradGuard no_grad;
+  if (!parameter.active) {  // frozen since the buckets were made
+    buckets_[parameter.bucket].slots[parameter.slot].zero_();
+    parameter.ready = true;
+    return;
+  }
   if (!parameter.used && gradient.defined()) {
-    const at::NoGradGuard no_grad;
     parameter.kept = gradient.detach().clone();
   }
   make_ready(index);
@@ -196,40 +207,39 @@ HookResult Reducer::Impl::start(std::size_t index) {
 void Reducer::Impl::complete(Outcome outcome, std::string text) {
   RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
   const at::NoGradGuard no_grad;
-  const std::string head = concat("backward ", stats_.backwards + 1, ", group \"", group_.name(),
-                                  "\", rank ", group_.rank(), " of ", size_, ": ");
   const auto kind_of = [](Outcome worst) {
     return worst == Outcome::kIncomplete || worst == Outcome::kGood ? ErrorKind::kInvalidArgument
                                                                     : ErrorKind::kRemote;
   };
+  const std::string title = head();
   if (alone_) {
     std::vector<bool> used;
     for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
     verdict_.set_used(std::move(used));
-    if (outcome != Outcome::kGood) {
-      close(outcome);
-      fail(kind_of(outcome), head, text);
-    }
-    return close(outcome);
+    close(outcome);
+    if (outcome != Outcome::kGood) fail(kind_of(outcome), title, text);
+    return;
   }
   std::string reason;
   try {
     if (!begun_) begin();
     if (outcome > outcome_) trouble(outcome, std::move(text));
     if (order_.empty()) agree_on_order();
-    while (next_ < buckets_.size()) launch(next_++);
-    take_results();
-    Verdict::Ballot ballot{outcome_, stats_.backwards + 1, layout_hash(), {}};
-    for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
-    if (verdict_.reach(group_, ballot)) {
+    bool fine = finish_buckets();
+    if (fine && changed_) {
+      add_buckets();
+      fine = finish_buckets();
+    }
+    if (fine) {
       reduce_sparse();
       write_back();
+      if (changed_) lay_out();
       return close(Outcome::kGood);
     }
     reason = verdict_.explain(group_, text_);
   } catch (...) {  // the group is broken
     close(Outcome::kFailed);
-    rethrow_with(head);
+    rethrow_with(title);
   }
   const Outcome worst = verdict_.worst();
   if (hook_ && hook_group_ && hook_group_ != group_ && worst >= Outcome::kDisturbed) {
@@ -237,7 +247,16 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
     hook_group_ = {};
   }
   close(worst == Outcome::kGood ? Outcome::kFailed : worst);
-  fail(kind_of(worst), head, reason);
+  fail(kind_of(worst), title, reason);
+}
+
+// What is left of the buckets, and the verdict about them.
+bool Reducer::Impl::finish_buckets() {
+  while (next_ < buckets_.size()) launch(next_++);
+  take_results();
+  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards_, layout_hash(), {}};
+  for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
+  return verdict_.reach(group_, ballot);
 }
 
 void Reducer::Impl::take_results() {
@@ -276,7 +295,9 @@ void Reducer::Impl::write_back() {
   const auto start = Clock::now();
   for (const Bucket& bucket : buckets_) {
     if (bucket.skipped) continue;
-    for (const std::size_t i : bucket.parameters) write_back(i);
+    for (const std::size_t i : bucket.parameters) {
+      if (parameters_[i].active) write_back(i);
+    }
   }
   stats_.copy_time += Clock::now() - start;
 }
@@ -347,6 +368,7 @@ void Reducer::Impl::close(Outcome outcome) {
   }
   for (Bucket& bucket : buckets_) bucket.result.reset();
   learnt_ |= good;
+  forwards_ = 0;
   ++stats_.backwards;
   stats_.backward_time = now - entered_;
   stats_.exposed_time = now - last_gradient_;

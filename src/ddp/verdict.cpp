@@ -10,7 +10,7 @@
 namespace convoy {
 namespace {
 
-constexpr std::size_t kHead = 1 + 8 + 8;
+constexpr std::size_t kHead = 1 + 3 * 8;
 constexpr std::size_t kTextBytes = 2048;
 
 }  // namespace
@@ -28,7 +28,8 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
   auto* const head = bytes + kHead * static_cast<std::size_t>(group.rank());
   head[0] = static_cast<std::uint8_t>(mine.outcome);
   std::memcpy(head + 1, &mine.backward, 8);
-  std::memcpy(head + 9, &mine.layout, 8);
+  std::memcpy(head + 9, &mine.forwards, 8);
+  std::memcpy(head + 17, &mine.layout, 8);
   auto* const map = bytes + kHead * seen_.size();
   for (std::size_t i = 0; i < used_.size(); ++i) map[i] = mine.used[i] ? 1 : 0;
 
@@ -38,12 +39,13 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
     const auto* const other = bytes + kHead * r;
     seen_[r].outcome = static_cast<Outcome>(other[0]);
     std::memcpy(&seen_[r].backward, other + 1, 8);
-    std::memcpy(&seen_[r].layout, other + 9, 8);
+    std::memcpy(&seen_[r].forwards, other + 9, 8);
+    std::memcpy(&seen_[r].layout, other + 17, 8);
   }
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = map[i] != 0;
   return std::all_of(seen_.begin(), seen_.end(), [&](const Seen& other) {
     return other.outcome == Outcome::kGood && other.backward == mine.backward &&
-           other.layout == mine.layout;
+           other.forwards == mine.forwards && other.layout == mine.layout;
   });
 }
 
@@ -73,6 +75,11 @@ std::string Verdict::explain(const ProcessGroup& group, const std::string& text)
     if (seen_[r].backward != seen_[0].backward) {
       result = concat("ranks are out of step: rank 0 is in backward ", seen_[0].backward, ", rank ",
                       r, " in backward ", seen_[r].backward);
+    } else if (seen_[r].forwards != seen_[0].forwards) {
+      result = concat("ranks are out of step: before this backward rank 0 ran forward ",
+                      seen_[0].forwards, " times, rank ", r, " ", seen_[r].forwards,
+                      " times. Did a backward fail on one of them before it came to the model, or ",
+                      "was it left out? Extra forwards go under NoGradGuard, or in eval mode");
     } else if (seen_[r].layout != seen_[0].layout) {
       result = concat("rank ", r, " trains other parameters than rank 0, or reduces them in ",
                       "another way: freeze, thaw and set_reduce on all ranks alike");

@@ -23,7 +23,8 @@ enum class Outcome : std::uint8_t {
 // rank
 //   0  outcome
 //   1  number of the backward, little-endian
-//   9  hash of what ranks must agree on
+//   9  forwards before it
+//  17  hash of what ranks must agree on
 // which only that rank fills in, then one byte for each parameter: 1 if it was used.
 class Verdict {
  public:
@@ -32,10 +33,13 @@ class Verdict {
   struct Ballot {
     Outcome outcome = Outcome::kGood;
     std::uint64_t backward = 0;
+    // A rank whose backward fails before it comes by a sink is not heard of. If it goes on, it has
+    // one forward more than the others in the backward that it pairs with theirs.
+    std::uint64_t forwards = 0;
     std::uint64_t layout = 0;
     std::vector<bool> used;
   };
-  // Collective. True if all ranks are fine and speak of the same backward and layout.
+  // Collective. True if all ranks are fine and speak of the same backward.
   bool reach(const ProcessGroup& group, const Ballot& mine);
   // After false, collective: what was wrong, with the texts of the ranks that have one.
   std::string explain(const ProcessGroup& group, const std::string& text) const;
@@ -50,7 +54,7 @@ class Verdict {
   at::Tensor bytes_;  // in group memory, reused
   struct Seen {
     Outcome outcome;
-    std::uint64_t backward, layout;
+    std::uint64_t backward, forwards, layout;
   };
   std::vector<Seen> seen_;
   std::vector<bool> used_;

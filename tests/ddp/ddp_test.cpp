@@ -15,11 +15,13 @@ struct Mode {
   DdpOptions options;
 };
 std::vector<Mode> modes() {
-  return {{"views", {}},
-          {"copies", {.gradient_as_bucket_view = false}},
-          {"small buckets", {.bucket_cap_mb = 0.001}},
-          {"find_unused", {.bucket_cap_mb = 0.001, .find_unused_parameters = true}},
-          {"static", {.bucket_cap_mb = 0.001, .static_graph = true}},
+  return {{"views", {.launch = Launch::kEarly}},
+          {"copies", {.gradient_as_bucket_view = false, .launch = Launch::kLate}},
+          {"small buckets", {.bucket_cap_mb = 0.001, .launch = Launch::kEarly}},
+          {"small buckets, late", {.bucket_cap_mb = 0.001, .launch = Launch::kLate}},
+          {"find_unused",
+           {.bucket_cap_mb = 0.001, .find_unused_parameters = true, .launch = Launch::kEarly}},
+          {"static", {.bucket_cap_mb = 0.001, .static_graph = true, .launch = Launch::kEarly}},
           {"static copies", {.static_graph = true, .gradient_as_bucket_view = false}}};
 }
 
@@ -542,11 +544,10 @@ TEST(DdpTest, AutogradGradStaysLocal) {
     auto net = seeded(1, [] { return Net(); });
     DistributedDataParallel model(net, world);
     auto x = input_of(r.id(), 0).requires_grad_();
+    const auto loss = model(x).pow(2).sum();
     if (r.id() == 0) {
-      const auto gradient = torch::autograd::grad({model(x).pow(2).sum()}, {x})[0];
-      EXPECT_TRUE(gradient.defined());
-      const auto own = torch::autograd::grad({model(x).pow(2).sum()}, {net->fc1->weight})[0];
-      EXPECT_TRUE(own.defined());
+      EXPECT_TRUE(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0].defined());
+      EXPECT_TRUE(torch::autograd::grad({loss}, {net->fc1->weight})[0].defined());
     }
     for (const auto& p : net->parameters()) EXPECT_FALSE(p.grad().defined());
     model(x).sum().backward();

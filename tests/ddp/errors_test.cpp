@@ -167,10 +167,11 @@ struct FailingNetImpl : torch::nn::Module {
 // B15, test_failure_recovery's first half: backward throws on one rank, at any place, at any step,
 // and on all of them; all ranks throw, naming rank and cause; the next step works.
 TEST(FailureTest, BackwardThrowsOnOneRank) {
-  std::vector<DdpOptions> options = {{},
-                                     {.bucket_cap_mb = 1e-6},
-                                     {.bucket_cap_mb = 1e-6, .find_unused_parameters = true},
-                                     {.static_graph = true, .gradient_as_bucket_view = false}};
+  std::vector<DdpOptions> options = {
+      {},
+      {.bucket_cap_mb = 1e-6, .launch = Launch::kEarly},
+      {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = Launch::kEarly},
+      {.static_graph = true, .gradient_as_bucket_view = false}};
   for (const DdpOptions& one : options) {
     run_ranks(3, [&](Rank& r, const ProcessGroup& world) {
       auto net = seeded(1, [] { return std::make_shared<FailingNetImpl>(); });
@@ -200,6 +201,26 @@ TEST(FailureTest, BackwardThrowsOnOneRank) {
   }
 }
 
+// A backward that fails in the loss, before it comes to the model, is its rank's own matter; if it
+// goes on, ranks notice that they are out of step.
+TEST(FailureTest, BackwardThrowsBeforeTheModel) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = seeded(1, [] { return Net(); });
+    DistributedDataParallel model(net, world);
+    const auto step = [&](bool fails) {
+      net->zero_grad();
+      auto y = model(at::ones({2, 2}));
+      (fails ? Fails::apply(y) : y).sum().backward();
+    };
+    if (r.id() == 1) {
+      EXPECT_THAT(text_of([&] { step(true); }), HasSubstr("the disk is full"));
+    }
+    EXPECT_THAT(text_of([&] { step(false); }), HasSubstr("rank 0 ran forward 1 times, rank 1 2"));
+    step(false);
+    expect_equal_on_all(world, gradients_of(*net));
+  });
+}
+
 // A rank that dies in any phase: the others throw at once, naming rank, backward and bucket or
 // operation.
 enum class Phase { kConstruction, kForward, kBackward, kHook, kBetween };
@@ -215,7 +236,7 @@ void train_until_death(Rank& r, Phase phase) {
   auto net = seeded(1, [] {
     return torch::nn::Sequential(Linear(2, 40), torch::nn::BatchNorm1d(40), Linear(40, 2));
   });
-  DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.0001});
+  DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.0001, .launch = Launch::kEarly});
   int step = 0;
   if (phase == Phase::kHook) {
     model.register_comm_hook([&](const GradBucket& bucket) {

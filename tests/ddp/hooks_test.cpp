@@ -95,8 +95,9 @@ TEST(HookTest, BucketsAreNumbered) {
   for (const bool is_static : {false, true}) {
     run_ranks(2, [&](Rank&, const ProcessGroup& world) {
       torch::nn::Sequential net(Linear(2, 40), Linear(40, 40), Linear(40, 2));
-      DistributedDataParallel model(net, world,
-                                    {.bucket_cap_mb = 0.001, .static_graph = is_static});
+      DistributedDataParallel model(
+          net, world,
+          {.bucket_cap_mb = 0.001, .static_graph = is_static, .launch = Launch::kEarly});
       std::vector<std::size_t> indices;
       std::vector<bool> last;
       std::size_t count = 0;
@@ -203,7 +204,7 @@ TEST(HookTest, AHookThrowsOnOneRank) {
   for (const auto when : {When::kBefore, When::kAfter, When::kAtTheEnd}) {
     run_ranks(3, [&](Rank& r, const ProcessGroup& world) {
       torch::nn::Sequential net(Linear(2, 40), Linear(40, 40), Linear(40, 2));
-      DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.001});
+      DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.001, .launch = Launch::kEarly});
       int calls = 0;
       bool throws = false;
       model.register_comm_hook([&](const GradBucket& bucket) -> HookResult {
@@ -247,15 +248,20 @@ TEST(ForeignBackendTest, TrainsAndFails) {
       backward(model, r.id() + 1);
       expect_equal(net->p.grad(), full(0.375, {2, 2}));
     }
-    EXPECT_THAT(text_of([&] {
-                  auto y = model(at::ones({2, 2}));
-                  if (r.id() == 1)
-                    y.register_hook([](const at::Tensor&) -> at::Tensor {
-                      throw std::runtime_error("a bad day");
-                    });
-                  y.sum().backward();
-                }),
-                HasSubstr("a bad day"));
+    const auto text = text_of([&] {
+      auto y = model(at::ones({2, 2}));
+      const auto deep = net->p.register_hook([&](const at::Tensor& gradient) {
+        if (r.id() == 1) throw std::runtime_error("a bad day");
+        return gradient;
+      });
+      try {
+        y.sum().backward();
+      } catch (...) {
+        net->p.remove_hook(deep);
+        throw;
+      }
+    });
+    EXPECT_THAT(text, HasSubstr("a bad day"));
     net->zero_grad();
     backward(model, r.id() + 1);
     expect_equal(net->p.grad(), full(0.375, {2, 2}));
