@@ -1,6 +1,7 @@
 #include "os/flight_dump.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -120,37 +121,37 @@ void write_pickle(const Value& value, std::string& out) {
 // --- PyTorch's words ---
 
 std::string torch_type(const std::string& type) {
-  static const std::map<std::string, std::string> kNames = {{"f32", "Float"},
-                                                            {"f64", "Double"},
-                                                            {"f16", "Half"},
-                                                            {"bf16", "BFloat16"},
-                                                            {"f8e4m3", "Float8_e4m3fn"},
-                                                            {"f8e5m2", "Float8_e5m2"},
-                                                            {"i8", "Char"},
-                                                            {"i16", "Short"},
-                                                            {"i32", "Int"},
-                                                            {"i64", "Long"},
-                                                            {"u8", "Byte"},
-                                                            {"u16", "UInt16"},
-                                                            {"u32", "UInt32"},
-                                                            {"u64", "UInt64"},
-                                                            {"bool", "Bool"},
-                                                            {"c64", "ComplexFloat"},
-                                                            {"c128", "ComplexDouble"}};
-  const auto found = kNames.find(type);
-  return found == kNames.end() ? type : found->second;
+  static const std::map<std::string, std::string> names = {{"f32", "Float"},
+                                                           {"f64", "Double"},
+                                                           {"f16", "Half"},
+                                                           {"bf16", "BFloat16"},
+                                                           {"f8e4m3", "Float8_e4m3fn"},
+                                                           {"f8e5m2", "Float8_e5m2"},
+                                                           {"i8", "Char"},
+                                                           {"i16", "Short"},
+                                                           {"i32", "Int"},
+                                                           {"i64", "Long"},
+                                                           {"u8", "Byte"},
+                                                           {"u16", "UInt16"},
+                                                           {"u32", "UInt32"},
+                                                           {"u64", "UInt64"},
+                                                           {"bool", "Bool"},
+                                                           {"c64", "ComplexFloat"},
+                                                           {"c128", "ComplexDouble"}};
+  const auto found = names.find(type);
+  return found == names.end() ? type : found->second;
 }
 
 std::string torch_operation(const std::string& operation) {
-  static const std::map<std::string, std::string> kNames = {
+  static const std::map<std::string, std::string> names = {
       {"monitored_barrier", "barrier"},
       {"all_gather", "_all_gather_base"},
       {"reduce_scatter", "_reduce_scatter_base"},
       {"gather_v", "gather"},
       {"scatter_v", "scatter"},
       {"all_to_all_v", "all_to_all"}};
-  const auto found = kNames.find(operation);
-  return found == kNames.end() ? operation : found->second;
+  const auto found = names.find(operation);
+  return found == names.end() ? operation : found->second;
 }
 
 // It has no word for a failure: what failed has not completed.
@@ -318,7 +319,7 @@ Value torch_form(const Log& log, const std::vector<Log>& job, Which which) {
 std::string short_time(nanoseconds time) {
   if (time < std::chrono::milliseconds(1)) return concat(time.count() / 1000, " us");
   if (time < std::chrono::seconds(1)) {
-    return concat(static_cast<double>(time.count() / 100'000) / 10, " ms");
+    return concat(std::round(static_cast<double>(time.count()) / 1e5) / 10, " ms");
   }
   return format_duration(time);
 }
