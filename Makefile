@@ -32,7 +32,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-python soak-coll tidy check-headers check-layers format \
+           bench-quick bench-group bench-faults bench-flight bench-python soak-coll tidy check-headers check-layers format \
            install python wheel clean help
 settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
@@ -101,6 +101,9 @@ bench-group: build ## what process groups cost beside the collectives below, int
 
 bench-faults: build ## how long survivors take to learn of a killed rank
 	@build/release/bin/bench_faults --gtest_brief=1
+
+bench-flight: build ## what the flight record costs an operation
+	@build/release/bin/bench_flight
 
 bench-python: build ## torch.distributed on our backend beside Gloo, into build/bench/python.json
 	@$(CONVOY_VENV)/bin/python bench/python.py

@@ -38,10 +38,13 @@ TORCH_FREE = CORE + ["launch"]
 
 # Public header -> its layer. "all" is the header that includes the others: for users only.
 PUBLIC_HEADERS = {
+    "call_site.h": "base",
     "deadline.h": "base",
+    "event.h": "base",
     "reduce_op.h": "base",
     "error.h": "base",
     "version.h": "base",
+    "flight.h": "os",
     "store.h": "store",
     "fwd.h": "tensor",
     "backend.h": "group",

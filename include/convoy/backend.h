@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "convoy/event.h"
 #include "convoy/store.h"
 
 namespace convoy {
@@ -114,6 +115,9 @@ class ConvoyBackend : public c10d::Backend {
   // abort() and shutdown() do it for all threads, a second start for this one.
   void cancel_coalescing();
 
+  // Calls `callback` when an operation has ended, as ProcessGroup::on_event: as many as there are
+  // handles, and with more to tell than c10d's hook.
+  EventHandle on_event(EventCallback callback);
   // Called at the end of each operation, on the thread that ended it; must not wait for the group.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;

@@ -2,14 +2,16 @@
 
 // Everything, for programs that do not mind the time it takes to compile.
 
-// Errors, deadlines, the store and the launcher's environment.
+// Errors, deadlines, the flight record, the store and the launcher's environment.
 #include "convoy/deadline.h"
 #include "convoy/error.h"
+#include "convoy/flight.h"
 #include "convoy/rendezvous.h"
 #include "convoy/store.h"
 #include "convoy/version.h"
 
 // Process groups.
+#include "convoy/event.h"
 #include "convoy/group.h"
 #include "convoy/init.h"
 #include "convoy/nn.h"

@@ -12,14 +12,15 @@ class Deadline {
 
   // `timeout` from now, of any unit. One too large for the clock means Deadline::never().
   template <class Rep, class Period>
-  static Deadline after(std::chrono::duration<Rep, Period> timeout) {
+  static Deadline after(std::chrono::duration<Rep, Period> timeout,
+                        Clock::time_point now = Clock::now()) {
     // Compared in floating point: converting hours::max() to nanoseconds would overflow. A century
     // is as good as never.
     using Seconds = std::chrono::duration<double>;
     constexpr Seconds kCentury(3.2e9);
     if (Seconds(timeout) >= kCentury) return never();
-    if (Seconds(timeout) <= Seconds::zero()) return Deadline(Clock::now());
-    return Deadline(Clock::now() + std::chrono::ceil<Clock::duration>(timeout));
+    if (Seconds(timeout) <= Seconds::zero()) return Deadline(now);
+    return Deadline(now + std::chrono::ceil<Clock::duration>(timeout));
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
   // For waits that another event is certain to end (a joined thread, a reaped child).

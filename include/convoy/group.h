@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "convoy/call_site.h"
+#include "convoy/event.h"
 #include "convoy/reduce_op.h"
 #include "convoy/store.h"
 #include "convoy/work.h"
@@ -69,8 +71,9 @@ concept ByteString = std::same_as<T, std::string> || std::same_as<T, std::vector
 // Collectives must be called in the same order on all ranks; methods may be called from any thread,
 // but then it is the callers who keep that order. A call returns when it is done, its _async form
 // returns a Work. On backend "convoy" tensors may have any strides. Where a tensor is written,
-// autograd sees a change in place. Errors are convoy::Error, c10::Error for bad arguments, and
-// whatever a foreign backend throws; docs/groups.md tells what they leave behind.
+// autograd sees a change in place. `where` is for events, records and messages: never written, it
+// is the line of the call. Errors are convoy::Error, c10::Error for bad arguments, and whatever a
+// foreign backend throws; docs/groups.md tells what they leave behind.
 class ProcessGroup {
  public:
   ProcessGroup() = default;  // no group: nothing but bool and assignment may be used
@@ -101,75 +104,101 @@ class ProcessGroup {
 
   // --- collectives ---
   // In place: tensor = op over all ranks.
-  void all_reduce(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
-  Work all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
+  void all_reduce(const at::Tensor& tensor, const ReduceOptions& options = {},
+                  const CallSite& where = CallSite::current()) const;
+  Work all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {},
+                        const CallSite& where = CallSite::current()) const;
   // Several tensors of one type in one pass.
-  void all_reduce_coalesced(at::TensorList tensors, const ReduceOptions& options = {}) const;
-  Work all_reduce_coalesced_async(at::TensorList tensors, const ReduceOptions& options = {}) const;
+  void all_reduce_coalesced(at::TensorList tensors, const ReduceOptions& options = {},
+                            const CallSite& where = CallSite::current()) const;
+  Work all_reduce_coalesced_async(at::TensorList tensors, const ReduceOptions& options = {},
+                                  const CallSite& where = CallSite::current()) const;
   // Only the root's tensor becomes the result.
-  void reduce(const at::Tensor& tensor, const RootReduceOptions& options = {}) const;
-  Work reduce_async(const at::Tensor& tensor, const RootReduceOptions& options = {}) const;
-  void broadcast(const at::Tensor& tensor, const RootOptions& options = {}) const;
-  Work broadcast_async(const at::Tensor& tensor, const RootOptions& options = {}) const;
+  void reduce(const at::Tensor& tensor, const RootReduceOptions& options = {},
+              const CallSite& where = CallSite::current()) const;
+  Work reduce_async(const at::Tensor& tensor, const RootReduceOptions& options = {},
+                    const CallSite& where = CallSite::current()) const;
+  void broadcast(const at::Tensor& tensor, const RootOptions& options = {},
+                 const CallSite& where = CallSite::current()) const;
+  Work broadcast_async(const at::Tensor& tensor, const RootOptions& options = {},
+                       const CallSite& where = CallSite::current()) const;
 
   // output[r] = rank r's input. On "convoy" sizes may differ between ranks.
-  void all_gather(at::TensorList outputs, const at::Tensor& input,
-                  const CallOptions& options = {}) const;
+  void all_gather(at::TensorList outputs, const at::Tensor& input, const CallOptions& options = {},
+                  const CallSite& where = CallSite::current()) const;
   Work all_gather_async(at::TensorList outputs, const at::Tensor& input,
-                        const CallOptions& options = {}) const;
+                        const CallOptions& options = {},
+                        const CallSite& where = CallSite::current()) const;
   // All ranks' inputs one after the other: output has size() times the elements. In place if input
   // is this rank's part of output.
   void all_gather_single(const at::Tensor& output, const at::Tensor& input,
-                         const CallOptions& options = {}) const;
+                         const CallOptions& options = {},
+                         const CallSite& where = CallSite::current()) const;
   Work all_gather_single_async(const at::Tensor& output, const at::Tensor& input,
-                               const CallOptions& options = {}) const;
+                               const CallOptions& options = {},
+                               const CallSite& where = CallSite::current()) const;
   // A new tensor (size(), input's sizes...).
-  at::Tensor all_gather(const at::Tensor& input, const CallOptions& options = {}) const;
+  at::Tensor all_gather(const at::Tensor& input, const CallOptions& options = {},
+                        const CallSite& where = CallSite::current()) const;
   // `outputs` is empty on others than the root, which gets rank r's input in outputs[r].
-  void gather(at::TensorList outputs, const at::Tensor& input,
-              const RootOptions& options = {}) const;
+  void gather(at::TensorList outputs, const at::Tensor& input, const RootOptions& options = {},
+              const CallSite& where = CallSite::current()) const;
   Work gather_async(at::TensorList outputs, const at::Tensor& input,
-                    const RootOptions& options = {}) const;
+                    const RootOptions& options = {},
+                    const CallSite& where = CallSite::current()) const;
   // `inputs` is empty on others than the root; rank r gets the root's inputs[r].
-  void scatter(const at::Tensor& output, at::TensorList inputs,
-               const RootOptions& options = {}) const;
+  void scatter(const at::Tensor& output, at::TensorList inputs, const RootOptions& options = {},
+               const CallSite& where = CallSite::current()) const;
   Work scatter_async(const at::Tensor& output, at::TensorList inputs,
-                     const RootOptions& options = {}) const;
+                     const RootOptions& options = {},
+                     const CallSite& where = CallSite::current()) const;
   // output = op over all ranks of their inputs[this rank].
   void reduce_scatter(const at::Tensor& output, at::TensorList inputs,
-                      const ReduceOptions& options = {}) const;
+                      const ReduceOptions& options = {},
+                      const CallSite& where = CallSite::current()) const;
   Work reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
-                            const ReduceOptions& options = {}) const;
+                            const ReduceOptions& options = {},
+                            const CallSite& where = CallSite::current()) const;
   // The same of one input, which has size() times the elements of output.
   void reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
-                             const ReduceOptions& options = {}) const;
+                             const ReduceOptions& options = {},
+                             const CallSite& where = CallSite::current()) const;
   Work reduce_scatter_single_async(const at::Tensor& output, const at::Tensor& input,
-                                   const ReduceOptions& options = {}) const;
+                                   const ReduceOptions& options = {},
+                                   const CallSite& where = CallSite::current()) const;
   // outputs[r] = rank r's inputs[this rank]. On "convoy" sizes may differ.
-  void all_to_all(at::TensorList outputs, at::TensorList inputs,
-                  const CallOptions& options = {}) const;
+  void all_to_all(at::TensorList outputs, at::TensorList inputs, const CallOptions& options = {},
+                  const CallSite& where = CallSite::current()) const;
   Work all_to_all_async(at::TensorList outputs, at::TensorList inputs,
-                        const CallOptions& options = {}) const;
+                        const CallOptions& options = {},
+                        const CallSite& where = CallSite::current()) const;
   // The same of two tensors that are cut along their first dimension.
   void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
-                         const SplitsOptions& options = {}) const;
+                         const SplitsOptions& options = {},
+                         const CallSite& where = CallSite::current()) const;
   Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
-                               const SplitsOptions& options = {}) const;
+                               const SplitsOptions& options = {},
+                               const CallSite& where = CallSite::current()) const;
 
-  void barrier(const CallOptions& options = {}) const;
-  Work barrier_async(const CallOptions& options = {}) const;
+  void barrier(const CallOptions& options = {}, const CallSite& where = CallSite::current()) const;
+  Work barrier_async(const CallOptions& options = {},
+                     const CallSite& where = CallSite::current()) const;
   // A barrier that tells who is missing: at the deadline rank 0's error names every rank.
-  void monitored_barrier(const CallOptions& options = {}) const;
+  void monitored_barrier(const CallOptions& options = {},
+                         const CallSite& where = CallSite::current()) const;
 
   // --- messages ---
   // Of equal tags between two ranks in order; nothing else is ordered. A send is done when its
   // tensor may be used again. recv returns the sender.
-  void send(const at::Tensor& tensor, int target, const MessageOptions& options = {}) const;
-  Work send_async(const at::Tensor& tensor, int target, const MessageOptions& options = {}) const;
-  int recv(const at::Tensor& tensor, int source = kAnySource,
-           const MessageOptions& options = {}) const;
+  void send(const at::Tensor& tensor, int target, const MessageOptions& options = {},
+            const CallSite& where = CallSite::current()) const;
+  Work send_async(const at::Tensor& tensor, int target, const MessageOptions& options = {},
+                  const CallSite& where = CallSite::current()) const;
+  int recv(const at::Tensor& tensor, int source = kAnySource, const MessageOptions& options = {},
+           const CallSite& where = CallSite::current()) const;
   Work recv_async(const at::Tensor& tensor, int source = kAnySource,
-                  const MessageOptions& options = {}) const;
+                  const MessageOptions& options = {},
+                  const CallSite& where = CallSite::current()) const;
   // Sends and receives with no order among each other, which cannot block each other:
   //   group.batch().send(a, 1).recv(b, 1).run();
   class Batch;
@@ -178,20 +207,26 @@ class ProcessGroup {
   // --- objects ---
   // Bytes of any number, which differs between ranks. No pickle: what they mean is the caller's.
   template <ByteString Bytes>
-  std::vector<Bytes> all_gather_object(const Bytes& mine, const CallOptions& options = {}) const;
+  std::vector<Bytes> all_gather_object(const Bytes& mine, const CallOptions& options = {},
+                                       const CallSite& where = CallSite::current()) const;
   // Empty on others than the root.
   template <ByteString Bytes>
-  std::vector<Bytes> gather_object(const Bytes& mine, const RootOptions& options = {}) const;
+  std::vector<Bytes> gather_object(const Bytes& mine, const RootOptions& options = {},
+                                   const CallSite& where = CallSite::current()) const;
   // The root's; what others pass is not used.
   template <ByteString Bytes>
-  Bytes broadcast_object(const Bytes& mine, const RootOptions& options = {}) const;
+  Bytes broadcast_object(const Bytes& mine, const RootOptions& options = {},
+                         const CallSite& where = CallSite::current()) const;
   // The root has one for each rank; others pass nothing.
   template <ByteString Bytes>
-  Bytes scatter_object(const std::vector<Bytes>& all, const RootOptions& options = {}) const;
+  Bytes scatter_object(const std::vector<Bytes>& all, const RootOptions& options = {},
+                       const CallSite& where = CallSite::current()) const;
   template <ByteString Bytes>
-  void send_object(const Bytes& object, int target, const MessageOptions& options = {}) const;
+  void send_object(const Bytes& object, int target, const MessageOptions& options = {},
+                   const CallSite& where = CallSite::current()) const;
   template <ByteString Bytes = std::string>
-  Bytes recv_object(int source, const MessageOptions& options = {}) const;
+  Bytes recv_object(int source, const MessageOptions& options = {},
+                    const CallSite& where = CallSite::current()) const;
 
   // --- the group ---
   // A group of these ranks of this one, in that order; nullopt on a rank that is not among them.
@@ -220,6 +255,12 @@ class ProcessGroup {
   // an ordinary one otherwise. Not cleared.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
 
+  // Calls `callback` when an operation of this rank has ended, well or not, on the thread that
+  // ended it and before anybody who waits for it goes on. It must not wait for the group; what it
+  // throws is logged. Until the handle is removed or destroyed. kUnsupported unless the backend is
+  // "convoy".
+  EventHandle on_event(EventCallback callback) const;
+
   // Pending and later operations fail on every rank, if the backend can.
   void abort() const;
   // Leaves the group, without waiting for others; later operations fail.
@@ -244,8 +285,8 @@ class ProcessGroup::Batch {
   Batch& send(const at::Tensor& tensor, int target, int tag = 0);
   Batch& recv(const at::Tensor& tensor, int source, int tag = 0);
   // Starts what was collected, and empties the batch.
-  void run();
-  Work start();
+  void run(const CallSite& where = CallSite::current());
+  Work start(const CallSite& where = CallSite::current());
 
  private:
   friend class ProcessGroup;

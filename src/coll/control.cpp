@@ -34,12 +34,13 @@ std::string_view to_string(OpKind kind) {
   return "an unknown operation";
 }
 
-namespace {
-
 bool has_root(OpKind op) {
   return op == OpKind::kReduce || op == OpKind::kBroadcast || op == OpKind::kGather ||
          op == OpKind::kScatter || op == OpKind::kGatherV || op == OpKind::kScatterV;
 }
+
+namespace {
+
 bool reduces(OpKind op) {
   return op == OpKind::kAllReduce || op == OpKind::kReduce || op == OpKind::kReduceScatter ||
          op == OpKind::kReduceScatterV;

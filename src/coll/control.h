@@ -35,6 +35,7 @@ enum class OpKind : std::uint8_t {
   kAllToAllV,
 };
 std::string_view to_string(OpKind kind);
+bool has_root(OpKind kind);
 constexpr bool has_table(OpKind kind) { return kind >= OpKind::kReduceScatterV; }
 
 // What all ranks must agree on for one operation: the fingerprint that every rank writes beside its
@@ -60,7 +61,7 @@ static_assert(sizeof(Signature) == 32);
 inline constexpr std::size_t kLine = 64;
 inline constexpr int kMaxRanks = 64;
 inline constexpr std::size_t kInlineBytes = 24;
-inline constexpr std::size_t kCauseBytes = 480;
+inline constexpr std::size_t kCauseBytes = 8176;
 
 // Why the group is broken. The first rank that finds a reason claims `state` (0 -> 1, acq_rel),
 // writes, and sets 2 (release). A rank that dies while writing leaves 1: readers then say less.
@@ -145,6 +146,10 @@ struct alignas(kLine) RankHead {
   std::atomic<std::uint32_t> mail_stopped{0};
   // An address in the owner's private memory, to try it. Relaxed, before the first arrival.
   std::atomic<std::uint64_t> probe{0};
+  // Where others find the owner's flight record: a descriptor of its process (plus one; 0: there is
+  // none), and what it must be. Relaxed, likewise.
+  std::atomic<std::uint64_t> flight{0};
+  std::atomic<std::uint64_t> flight_inode{0};
 };
 
 // A message from one rank to another, or what tells about it. 64 bytes: a small one costs one line.

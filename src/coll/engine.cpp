@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "coll/engine_wait.h"
+#include "os/flight_recorder.h"
 #include "os/machine.h"
 
 namespace convoy::coll {
@@ -66,6 +67,10 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
   writable_.resize(n);
   stretches_.resize(2 * n);
   head(rank_).probe.store(reinterpret_cast<std::uintptr_t>(this), std::memory_order_relaxed);
+  if (const int fd = flight::Recorder::instance().descriptor(); fd >= 0) {
+    head(rank_).flight.store(static_cast<std::uint64_t>(fd) + 1, std::memory_order_relaxed);
+    head(rank_).flight_inode.store(Segment::key_of(fd).inode, std::memory_order_relaxed);
+  }
   mesh_->subscribe(bell_);
   if (rank == 0 && size > 1) tuner_.emplace(first_guess(all_cores(*mesh_), size));
 }

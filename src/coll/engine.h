@@ -103,7 +103,9 @@ class Engine {
   void check_failed(const Running& running);
   bool gone(int rank, std::uint64_t number) const;
   std::string describe_gone(int rank) const;
-  std::string describe_late(int rank) const;
+  // What a rank that is waited for does instead of its part.
+  std::string describe_late(int rank, const std::string& missing) const;
+  std::string describe_activity(int rank) const;
   [[noreturn]] void fail_peer(const Running& running, int rank);
   [[noreturn]] void fail_late(const Running& running, const std::vector<int>& late);
   [[noreturn]] void fail_run(const Running& running, ErrorKind kind, const std::string& cause);

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "os/process.h"
 
 namespace convoy::coll {
 namespace {
@@ -12,18 +11,6 @@ std::string list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += concat(i == 0 ? "" : ", ", ranks[i]);
   return text;
-}
-
-std::string describe_state(char state) {
-  switch (state) {
-    case 'T': return "is stopped (SIGSTOP, or Ctrl-Z; continue it with SIGCONT)";
-    case 't': return "is stopped by a debugger";
-    case 'D': return "is blocked in the kernel (a disk or network file system?)";
-    case 'Z':
-    case 'X': return "has ended";
-    case 'R': return "is running, but has not called";
-    default: return "is alive, but has not called";
-  }
 }
 
 }  // namespace
@@ -194,33 +181,6 @@ std::vector<int> Engine::lost_ranks() const {
     if (mesh_->loss(r)) lost.push_back(r);
   }
   return lost;
-}
-
-std::string Engine::describe_late(int rank) const {
-  const auto& process = mesh_->process(rank);
-  const auto state = process_state(process.pid);
-  const bool normal = mesh_->is_self(rank) || !state || *state == 'R' || *state == 'S';
-  return concat("rank ", rank, " (pid ", process.pid, ") ",
-                normal ? "is alive, but has not done its part" : describe_state(*state));
-}
-
-void Engine::fail_late(const Running& running, const std::vector<int>& late) {
-  *late_ranks_.lock() = late;
-  std::string text = "Timed out waiting";
-  for (const int r : late) {
-    const auto& process = mesh_->process(r);
-    const auto state = process_state(process.pid);
-    const bool arrived =
-        slot(r, running.number).arrived.load(std::memory_order_acquire) >= running.number;
-    text += concat("; rank ", r, " (pid ", process.pid, ") ");
-    if (mesh_->is_self(r) || !state || *state == 'R' || *state == 'S') {
-      text += arrived ? "arrived, but did not finish" : "has not called it";
-    } else {
-      text += describe_state(*state);
-    }
-  }
-  text += concat("; last completed #", running.number - 1);
-  fail_run(running, ErrorKind::kTimeout, text);
 }
 
 }  // namespace convoy::coll

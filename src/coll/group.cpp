@@ -12,6 +12,7 @@
 #include "coll/calls.h"
 #include "coll/engine.h"
 #include "coll/mail.h"
+#include "coll/observer.h"
 
 namespace convoy::coll {
 
@@ -36,6 +37,7 @@ struct Work::Collective final : Work::Operation {
 
   Call call;
   std::uint64_t number = 0;
+  Observer::Seen seen;
   Group::Callback callback;
   // Guarded by the group's mutex:
   bool done = false;
@@ -63,6 +65,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
                  .threads = options.threads,
                  .read_private = options.read_private,
                  .deadline = Deadline::after(options.timeout)}),
+        observer_(options.name, engine_.mesh()),
         calls_(options.name, rank, size),
         mail_(engine_, [this] { return shared_from_this(); }) {}
 
@@ -70,14 +73,17 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
 
   const CallMaker& calls() const { return calls_; }
   Mail& mail() { return mail_; }
+  Observer& observer() { return observer_; }
 
   // Checked; without a deadline.
   Transfer transfer(const Message& message) const;
-  Deadline deadline(std::chrono::nanoseconds timeout) const {
-    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout);
+  Deadline deadline(std::chrono::nanoseconds timeout,
+                    Deadline::Clock::time_point now = Deadline::Clock::now()) const {
+    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout, now);
   }
 
   void run(Call call, std::chrono::nanoseconds timeout);
+  void run(Transfer& transfer, const Observer::Seen& seen, std::chrono::nanoseconds timeout);
   std::shared_ptr<Work::Collective> issue(Call call, std::chrono::nanoseconds timeout,
                                           Callback done);
   bool wait(Work::Collective& operation, const Deadline& deadline);
@@ -103,6 +109,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
  private:
   const std::chrono::nanoseconds timeout_;
   Engine engine_;
+  Observer observer_;
   const CallMaker calls_;
   Mail mail_;
   std::mutex mutex_;
@@ -123,7 +130,8 @@ void Group::Impl::check_open() const {
 
 // The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
 void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
-  call.deadline = deadline(timeout);
+  const auto now = Deadline::Clock::now();
+  call.deadline = deadline(timeout, now);
   std::uint64_t number = 0;
   {
     std::unique_lock lock(mutex_);
@@ -137,13 +145,28 @@ void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
     busy_ = true;
     number = ++last_number_;
   }
+  const auto seen = observer_.begin(call, number, now, Observer::Turn::kNow);
   try {
     engine_.run(call, number);
   } catch (...) {
+    observer_.end(seen, std::current_exception());
     release_turn();
     throw;
   }
+  observer_.end(seen);
   release_turn();
+}
+
+void Group::Impl::run(Transfer& transfer, const Observer::Seen& seen,
+                      std::chrono::nanoseconds timeout) {
+  transfer.deadline = deadline(timeout, seen.called);
+  try {
+    mail_.run({&transfer, 1});
+  } catch (...) {
+    observer_.end(seen, std::current_exception());
+    throw;
+  }
+  observer_.end(seen);
 }
 
 void Group::Impl::release_turn() {
@@ -158,7 +181,8 @@ void Group::Impl::release_turn() {
 
 std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
                                                      Callback done) {
-  call.deadline = deadline(timeout);
+  const auto now = Deadline::Clock::now();
+  call.deadline = deadline(timeout, now);
   auto operation = std::make_shared<Work::Collective>(shared_from_this());
   operation->call = std::move(call);
   operation->callback = std::move(done);
@@ -166,6 +190,8 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
     const std::lock_guard lock(mutex_);
     check_open();
     operation->number = ++last_number_;
+    operation->seen =
+        observer_.begin(operation->call, operation->number, now, Observer::Turn::kLater);
     queue_.push_back(operation);
     if (!progress_.joinable()) {
       progress_ = std::thread([self = shared_from_this()] { self->progress(); });
@@ -182,11 +208,13 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
   busy_ = true;
   lock.unlock();
   std::exception_ptr error;
+  observer_.start(operation->seen);
   try {
     engine_.run(operation->call, operation->number);
   } catch (...) {
     error = std::current_exception();
   }
+  observer_.end(operation->seen, error);
   finish(*operation, error);
   lock.lock();
 }
@@ -510,6 +538,9 @@ Work Group::monitored_barrier_async(const CallOptions& options, Callback done) {
 shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().allocate(bytes); }
 void Group::abort(const std::string& why) { impl_->engine().abort(why); }
 void Group::close() { impl_->close(); }
+EventHandle Group::on_event(EventCallback callback) {
+  return impl_->observer().on_event(std::move(callback));
+}
 bool Group::broken() const { return impl_->engine().broken(); }
 
 std::optional<ErrorKind> Group::failure() const { return impl_->engine().failure(); }
@@ -581,17 +612,19 @@ Group::Callback last_of(std::size_t count, Group::Callback done) {
 void Group::send(const void* data, std::size_t count, DataType type, int target,
                  const MessageOptions& options) {
   Transfer transfer = impl_->transfer(send_of(data, count, type, target, options));
-  if (impl_->mail().try_send(transfer)) return;
-  transfer.deadline = impl_->deadline(options.timeout);
-  impl_->mail().run({&transfer, 1});
+  if (impl_->mail().try_send(transfer)) return impl_->observer().note(transfer);
+  impl_->run(transfer, impl_->observer().begin(transfer), options.timeout);
 }
 
 int Group::recv(void* data, std::size_t count, DataType type, int source,
                 const MessageOptions& options) {
   Transfer transfer = impl_->transfer(receive_of(data, count, type, source, options));
-  if (impl_->mail().try_receive(transfer)) return source;
-  transfer.deadline = impl_->deadline(options.timeout);
-  impl_->mail().run({&transfer, 1});
+  const auto seen = impl_->observer().begin(transfer);
+  if (impl_->mail().try_receive(transfer)) {
+    impl_->observer().end(seen);
+  } else {
+    impl_->run(transfer, seen, options.timeout);
+  }
   return transfer.source;
 }
 
@@ -603,7 +636,20 @@ void Group::batch(std::span<const Message> messages, std::chrono::nanoseconds ti
     transfers.push_back(impl_->transfer(message));
     transfers.back().deadline = deadline;
   }
-  impl_->mail().run(transfers);
+  std::vector<Observer::Seen> seen;
+  for (const Transfer& transfer : transfers) seen.push_back(impl_->observer().begin(transfer));
+  const auto tell = [&](const std::exception_ptr& error) {
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      impl_->observer().end(seen[i], transfers[i].done ? transfers[i].error : error);
+    }
+  };
+  try {
+    impl_->mail().run(transfers);
+  } catch (...) {
+    tell(std::current_exception());
+    throw;
+  }
+  tell(nullptr);
 }
 
 Work Group::send_async(const void* data, std::size_t count, DataType type, int target,
@@ -626,11 +672,16 @@ Work Group::batch_async(std::span<const Message> messages, std::chrono::nanoseco
     operation->transfers.push_back(std::make_shared<Transfer>(impl_->transfer(message)));
     operation->transfers.back()->deadline = deadline;
   }
-  if (done && messages.empty()) {
-    done(nullptr);
-  } else if (done) {
-    const Callback each = last_of(messages.size(), std::move(done));
-    for (const auto& transfer : operation->transfers) transfer->callback = each;
+  if (done && messages.empty()) done(nullptr);
+  const Callback each =
+      done && !messages.empty() ? last_of(messages.size(), std::move(done)) : nullptr;
+  Observer& observer = impl_->observer();  // outlives the messages, which closing the group ends
+  for (const auto& transfer : operation->transfers) {
+    transfer->callback = [&observer, seen = observer.begin(*transfer),
+                          each](const std::exception_ptr& error) {
+      observer.end(seen, error);
+      if (each) each(error);
+    };
   }
   impl_->mail().start(operation->transfers);
   return Work(operation);

@@ -13,6 +13,7 @@
 #include "coll/options.h"
 #include "convoy/deadline.h"
 #include "convoy/error.h"
+#include "convoy/event.h"
 #include "convoy/store.h"
 #include "transport/shm/fabric.h"
 
@@ -191,6 +192,10 @@ class Group {
                   const MessageOptions& options = {}, Callback done = nullptr);
   Work batch_async(std::span<const Message> messages, std::chrono::nanoseconds timeout = {},
                    Callback done = nullptr);
+
+  // Calls `callback` when an operation of this rank has ended, on the thread that ended it, where
+  // it must not wait for this group.
+  EventHandle on_event(EventCallback callback);
 
   // Memory that all ranks of the host can work on in place: operations on it copy nothing. Local;
   // aligned to pages, not cleared. Throws kResource before the machine or its cgroup runs out.

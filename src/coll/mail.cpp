@@ -403,9 +403,10 @@ void Mail::check_deadlines() {
   for (const Transfer* transfer : pending_) {
     if (!transfer->deadline.expired()) continue;
     const int peer = transfer->peer;
-    return break_group(ErrorKind::kTimeout, concat(describe(*transfer), "Timed out waiting; ",
-                                                   peer < 0 ? std::string("no rank has sent it")
-                                                            : engine_.describe_late(peer)));
+    return break_group(ErrorKind::kTimeout,
+                       concat(describe(*transfer), "Timed out waiting; ",
+                              peer < 0 ? std::string("no rank has sent it")
+                                       : engine_.describe_late(peer, "has not done its part")));
   }
 }
 

@@ -142,6 +142,10 @@ void ConvoyBackend::registerOnCompletionHook(
   impl_->completions().set_hook(onCompletionHook_);
 }
 
+EventHandle ConvoyBackend::on_event(EventCallback callback) {
+  return impl_->group().on_event(std::move(callback));
+}
+
 void ConvoyBackend::waitForPendingWorks() { impl_->completions().wait_for_all(); }
 
 std::vector<int> ConvoyBackend::lost_ranks() const { return impl_->group().lost_ranks(); }

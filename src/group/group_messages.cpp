@@ -52,17 +52,22 @@ void end_quietly(c10d::Backend& backend) noexcept {
 
 }  // namespace
 
-void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptions& options) const {
+void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptions& options,
+                        const CallSite& where) const {
+  const CallScope scope(where);
   if (impl().own) return impl().own->send_now(tensor, target, options.tag, options.timeout);
   finish(convoy::send(impl(), tensor, target, options), options.timeout);
 }
 
-Work ProcessGroup::send_async(const at::Tensor& tensor, int target,
-                              const MessageOptions& options) const {
+Work ProcessGroup::send_async(const at::Tensor& tensor, int target, const MessageOptions& options,
+                              const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::send(impl(), tensor, target, options));
 }
 
-int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options) const {
+int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options,
+                       const CallSite& where) const {
+  const CallScope scope(where);
   if (impl().own) {
     changes(tensor);
     return impl().own->recv_now(tensor, source, options.tag, options.timeout);
@@ -72,8 +77,9 @@ int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOption
   return source == kAnySource && work ? work->sourceRank() : source;
 }
 
-Work ProcessGroup::recv_async(const at::Tensor& tensor, int source,
-                              const MessageOptions& options) const {
+Work ProcessGroup::recv_async(const at::Tensor& tensor, int source, const MessageOptions& options,
+                              const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::recv(impl(), tensor, source, options));
 }
 
@@ -94,9 +100,10 @@ ProcessGroup::Batch& ProcessGroup::Batch::recv(const at::Tensor& tensor, int sou
   return *this;
 }
 
-void ProcessGroup::Batch::run() { start().wait(); }
+void ProcessGroup::Batch::run(const CallSite& where) { start(where).wait(); }
 
-Work ProcessGroup::Batch::start() {
+Work ProcessGroup::Batch::start(const CallSite& where) {
+  const CallScope scope(where);
   const auto items = std::exchange(items_, {});
   const int size = impl_->backend->getSize();
   for (const auto& item : items) {

@@ -56,8 +56,9 @@ at::Tensor length_of(const Bytes& object) {
 }  // namespace
 
 template <ByteString Bytes>
-std::vector<Bytes> ProcessGroup::all_gather_object(const Bytes& mine,
-                                                   const CallOptions& options) const {
+std::vector<Bytes> ProcessGroup::all_gather_object(const Bytes& mine, const CallOptions& options,
+                                                   const CallSite& where) const {
+  const CallScope scope(where);
   const auto lengths = to_vector(all_gather(length_of(mine), options));
   std::vector<Bytes> objects;
   Tensors tensors;
@@ -79,8 +80,9 @@ std::vector<Bytes> ProcessGroup::all_gather_object(const Bytes& mine,
 }
 
 template <ByteString Bytes>
-std::vector<Bytes> ProcessGroup::gather_object(const Bytes& mine,
-                                               const RootOptions& options) const {
+std::vector<Bytes> ProcessGroup::gather_object(const Bytes& mine, const RootOptions& options,
+                                               const CallSite& where) const {
+  const CallScope scope(where);
   const auto lengths =
       to_vector(all_gather(length_of(mine), CallOptions{.timeout = options.timeout}));
   const bool is_root = rank() == options.root;
@@ -106,7 +108,9 @@ std::vector<Bytes> ProcessGroup::gather_object(const Bytes& mine,
 }
 
 template <ByteString Bytes>
-Bytes ProcessGroup::broadcast_object(const Bytes& mine, const RootOptions& options) const {
+Bytes ProcessGroup::broadcast_object(const Bytes& mine, const RootOptions& options,
+                                     const CallSite& where) const {
+  const CallScope scope(where);
   const at::Tensor length = length_of(mine);
   broadcast(length, options);
   auto object = rank() == options.root ? mine : make<Bytes>(length.item<std::int64_t>());
@@ -115,8 +119,9 @@ Bytes ProcessGroup::broadcast_object(const Bytes& mine, const RootOptions& optio
 }
 
 template <ByteString Bytes>
-Bytes ProcessGroup::scatter_object(const std::vector<Bytes>& all,
-                                   const RootOptions& options) const {
+Bytes ProcessGroup::scatter_object(const std::vector<Bytes>& all, const RootOptions& options,
+                                   const CallSite& where) const {
+  const CallScope scope(where);
   const bool is_root = rank() == options.root;
   const auto n = static_cast<std::size_t>(size());
   const auto lengths = at::full({size()}, -1, at::kLong);
@@ -149,14 +154,17 @@ Bytes ProcessGroup::scatter_object(const std::vector<Bytes>& all,
 }
 
 template <ByteString Bytes>
-void ProcessGroup::send_object(const Bytes& object, int target,
-                               const MessageOptions& options) const {
+void ProcessGroup::send_object(const Bytes& object, int target, const MessageOptions& options,
+                               const CallSite& where) const {
+  const CallScope scope(where);
   send(length_of(object), target, options);
   send(view_of(object), target, options);
 }
 
 template <ByteString Bytes>
-Bytes ProcessGroup::recv_object(int source, const MessageOptions& options) const {
+Bytes ProcessGroup::recv_object(int source, const MessageOptions& options,
+                                const CallSite& where) const {
+  const CallScope scope(where);
   const auto length = at::empty({1}, at::kLong);
   const int sender = recv(length, source, options);
   if (length.item<std::int64_t>() < 0) {
@@ -169,14 +177,17 @@ Bytes ProcessGroup::recv_object(int source, const MessageOptions& options) const
 
 // The types of ByteString.
 #define CONVOY_OBJECTS(Bytes)                                                                      \
-  template std::vector<Bytes> ProcessGroup::all_gather_object(const Bytes&, const CallOptions&)    \
+  template std::vector<Bytes> ProcessGroup::all_gather_object(const Bytes&, const CallOptions&,    \
+                                                              const CallSite&) const;              \
+  template std::vector<Bytes> ProcessGroup::gather_object(const Bytes&, const RootOptions&,        \
+                                                          const CallSite&) const;                  \
+  template Bytes ProcessGroup::broadcast_object(const Bytes&, const RootOptions&, const CallSite&) \
       const;                                                                                       \
-  template std::vector<Bytes> ProcessGroup::gather_object(const Bytes&, const RootOptions&) const; \
-  template Bytes ProcessGroup::broadcast_object(const Bytes&, const RootOptions&) const;           \
-  template Bytes ProcessGroup::scatter_object(const std::vector<Bytes>&, const RootOptions&)       \
-      const;                                                                                       \
-  template void ProcessGroup::send_object(const Bytes&, int, const MessageOptions&) const;         \
-  template Bytes ProcessGroup::recv_object(int, const MessageOptions&) const;
+  template Bytes ProcessGroup::scatter_object(const std::vector<Bytes>&, const RootOptions&,       \
+                                              const CallSite&) const;                              \
+  template void ProcessGroup::send_object(const Bytes&, int, const MessageOptions&,                \
+                                          const CallSite&) const;                                  \
+  template Bytes ProcessGroup::recv_object(int, const MessageOptions&, const CallSite&) const;
 CONVOY_OBJECTS(std::string)
 CONVOY_OBJECTS(std::vector<std::byte>)
 CONVOY_OBJECTS(std::vector<std::uint8_t>)

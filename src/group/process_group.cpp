@@ -270,55 +270,76 @@ int ProcessGroup::local_size() const {
 
 // --- collectives ---
 
-void ProcessGroup::all_reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
+void ProcessGroup::all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
+                              const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::all_reduce(*impl().backend, tensor, options, Mode::kSync));
 }
-Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
+Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
+                                    const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::all_reduce(*impl().backend, tensor, options, Mode::kAsync));
 }
 
-void ProcessGroup::all_reduce_coalesced(at::TensorList tensors,
-                                        const ReduceOptions& options) const {
+void ProcessGroup::all_reduce_coalesced(at::TensorList tensors, const ReduceOptions& options,
+                                        const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::all_reduce_coalesced(*impl().backend, tensors, options, Mode::kSync));
 }
-Work ProcessGroup::all_reduce_coalesced_async(at::TensorList tensors,
-                                              const ReduceOptions& options) const {
+Work ProcessGroup::all_reduce_coalesced_async(at::TensorList tensors, const ReduceOptions& options,
+                                              const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::all_reduce_coalesced(*impl().backend, tensors, options, Mode::kAsync));
 }
 
-void ProcessGroup::reduce(const at::Tensor& tensor, const RootReduceOptions& options) const {
+void ProcessGroup::reduce(const at::Tensor& tensor, const RootReduceOptions& options,
+                          const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::reduce(*impl().backend, tensor, options, Mode::kSync));
 }
-Work ProcessGroup::reduce_async(const at::Tensor& tensor, const RootReduceOptions& options) const {
+Work ProcessGroup::reduce_async(const at::Tensor& tensor, const RootReduceOptions& options,
+                                const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::reduce(*impl().backend, tensor, options, Mode::kAsync));
 }
 
-void ProcessGroup::broadcast(const at::Tensor& tensor, const RootOptions& options) const {
+void ProcessGroup::broadcast(const at::Tensor& tensor, const RootOptions& options,
+                             const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::broadcast(*impl().backend, tensor, options, Mode::kSync));
 }
-Work ProcessGroup::broadcast_async(const at::Tensor& tensor, const RootOptions& options) const {
+Work ProcessGroup::broadcast_async(const at::Tensor& tensor, const RootOptions& options,
+                                   const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::broadcast(*impl().backend, tensor, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_gather(at::TensorList outputs, const at::Tensor& input,
-                              const CallOptions& options) const {
+                              const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::all_gather(*impl().backend, outputs, input, options, Mode::kSync));
 }
 Work ProcessGroup::all_gather_async(at::TensorList outputs, const at::Tensor& input,
-                                    const CallOptions& options) const {
+                                    const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::all_gather(*impl().backend, outputs, input, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_gather_single(const at::Tensor& output, const at::Tensor& input,
-                                     const CallOptions& options) const {
+                                     const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::all_gather_single(*impl().backend, output, input, options, Mode::kSync));
 }
 Work ProcessGroup::all_gather_single_async(const at::Tensor& output, const at::Tensor& input,
-                                           const CallOptions& options) const {
+                                           const CallOptions& options,
+                                           const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::all_gather_single(*impl().backend, output, input, options, Mode::kAsync));
 }
 
-at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& options) const {
+at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& options,
+                                    const CallSite& where) const {
+  const CallScope scope(where);
   auto sizes = input.sizes().vec();
   sizes.insert(sizes.begin(), size());
   auto output = at::empty(sizes, input.options().requires_grad(false));
@@ -327,67 +348,85 @@ at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& 
 }
 
 void ProcessGroup::gather(at::TensorList outputs, const at::Tensor& input,
-                          const RootOptions& options) const {
+                          const RootOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::gather(*impl().backend, outputs, input, options, Mode::kSync));
 }
 Work ProcessGroup::gather_async(at::TensorList outputs, const at::Tensor& input,
-                                const RootOptions& options) const {
+                                const RootOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::gather(*impl().backend, outputs, input, options, Mode::kAsync));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, at::TensorList inputs,
-                           const RootOptions& options) const {
+                           const RootOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::scatter(*impl().backend, output, inputs, options, Mode::kSync));
 }
 Work ProcessGroup::scatter_async(const at::Tensor& output, at::TensorList inputs,
-                                 const RootOptions& options) const {
+                                 const RootOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::scatter(*impl().backend, output, inputs, options, Mode::kAsync));
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, at::TensorList inputs,
-                                  const ReduceOptions& options) const {
+                                  const ReduceOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::reduce_scatter(*impl().backend, output, inputs, options, Mode::kSync));
 }
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
-                                        const ReduceOptions& options) const {
+                                        const ReduceOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::reduce_scatter(*impl().backend, output, inputs, options, Mode::kAsync));
 }
 
 void ProcessGroup::reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
-                                         const ReduceOptions& options) const {
+                                         const ReduceOptions& options,
+                                         const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::reduce_scatter_single(*impl().backend, output, input, options, Mode::kSync));
 }
 Work ProcessGroup::reduce_scatter_single_async(const at::Tensor& output, const at::Tensor& input,
-                                               const ReduceOptions& options) const {
+                                               const ReduceOptions& options,
+                                               const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::reduce_scatter_single(*impl().backend, output, input, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_to_all(at::TensorList outputs, at::TensorList inputs,
-                              const CallOptions& options) const {
+                              const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::all_to_all(*impl().backend, outputs, inputs, options, Mode::kSync));
 }
 Work ProcessGroup::all_to_all_async(at::TensorList outputs, at::TensorList inputs,
-                                    const CallOptions& options) const {
+                                    const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::all_to_all(*impl().backend, outputs, inputs, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
-                                     const SplitsOptions& options) const {
+                                     const SplitsOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(convoy::all_to_all_single(*impl().backend, output, input, options, Mode::kSync));
 }
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
-                                           const SplitsOptions& options) const {
+                                           const SplitsOptions& options,
+                                           const CallSite& where) const {
+  const CallScope scope(where);
   return Work(convoy::all_to_all_single(*impl().backend, output, input, options, Mode::kAsync));
 }
 
-void ProcessGroup::barrier(const CallOptions& options) const {
+void ProcessGroup::barrier(const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   finish(impl().backend->barrier(barrier_options(options, Mode::kSync)));
 }
-Work ProcessGroup::barrier_async(const CallOptions& options) const {
+Work ProcessGroup::barrier_async(const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   return Work(impl().backend->barrier(barrier_options(options, Mode::kAsync)));
 }
 
-void ProcessGroup::monitored_barrier(const CallOptions& options) const {
+void ProcessGroup::monitored_barrier(const CallOptions& options, const CallSite& where) const {
+  const CallScope scope(where);
   impl().backend->monitoredBarrier(barrier_options(options, Mode::kSync), true);
 }
 
@@ -395,6 +434,14 @@ at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, const at::TensorOptions
   c10d::Backend& backend = *impl().backend;
   if (!backend.supportsTensorAlloc(options.device().index())) return at::empty(sizes, options);
   return backend.allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
+}
+
+EventHandle ProcessGroup::on_event(EventCallback callback) const {
+  if (!impl().own) {
+    fail(ErrorKind::kUnsupported, "on_event: backend \"", backend_name(),
+         "\" does not tell of its operations; \"convoy\" does");
+  }
+  return impl().own->on_event(std::move(callback));
 }
 
 void ProcessGroup::abort() const { impl().backend->abort(); }

@@ -4,6 +4,7 @@
 #include <map>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "base/call_scope.h"
 #include "base/guarded.h"
 #include "convoy/backend.h"
 #include "convoy/group.h"

@@ -10,12 +10,13 @@
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "launch/tuning.h"
+#include "os/flight_recorder.h"
 #include "store/server.h"
 
 namespace convoy::launch {
 namespace {
 
-constexpr std::array<std::string_view, 13> kPerRank = {"RANK",
+constexpr std::array<std::string_view, 14> kPerRank = {"RANK",
                                                        "LOCAL_RANK",
                                                        "WORLD_SIZE",
                                                        "ROLE_RANK",
@@ -26,6 +27,7 @@ constexpr std::array<std::string_view, 13> kPerRank = {"RANK",
                                                        "TORCHELASTIC_ERROR_FILE",
                                                        "CONVOY_JOB_ID",
                                                        "CONVOY_STORE_FD",
+                                                       "CONVOY_FLIGHT_FD",
                                                        "TORCHELASTIC_USE_AGENT_STORE",
                                                        "TORCHELASTIC_RUN_ID"};
 
@@ -58,6 +60,7 @@ Environment rank_environment(const Environment& inherited, const RunOptions& opt
   Environment result = inherited;
   // A launcher that is itself a rank must not hand on its own connection.
   result.erase(kStoreFdVariable);
+  result.erase(flight::kFlightFdVariable);
   if (options.tune) {
     for (const auto& [name, value] : tuned_variables(job.cores, options.ranks)) {
       result.try_emplace(name, value);

@@ -10,6 +10,7 @@
 #include "launch/text.h"
 #include "launch/tuning.h"
 #include "os/descendants.h"
+#include "os/flight_dump.h"
 
 namespace convoy::launch {
 namespace {
@@ -19,9 +20,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds kSettling{100};
 // Wrappers pass Ctrl-C on to a launcher that the terminal has told already: not a second one.
 constexpr milliseconds kSameStop{250};
-constexpr milliseconds kPatience{1000};   // before we say whom we wait for
-constexpr milliseconds kGiveUp{10'000};   // a process that SIGKILL does not end
-constexpr milliseconds kLastWords{2000};  // for the report when nobody may be there to read it
+constexpr milliseconds kPatience{1000};      // before we say whom we wait for
+constexpr milliseconds kGiveUp{10'000};      // a process that SIGKILL does not end
+constexpr std::size_t kOperationsShown = 5;  // of the flight record of a rank that failed
+constexpr milliseconds kLastWords{2000};     // for the report when nobody may be there to read it
 
 std::vector<int> with_child_signal(std::vector<int> signals) {
   signals.push_back(SIGCHLD);
@@ -266,6 +268,10 @@ void Job::on_timeout() {
     const auto i = static_cast<std::size_t>(rank);
     outcome_.ranks[i].state_at_timeout = describe_state(ranks_[i]->pid());
     outcome_.ranks[i].last_lines = output_.last_lines(rank);
+    if (const auto log = ranks_[i]->flight_log()) {
+      const auto now = Clock::now().time_since_epoch();
+      outcome_.ranks[i].last_operations = {flight::describe_activity(*log, log->latest(), now)};
+    }
   }
   end_ranks(SIGTERM);
 }
@@ -296,6 +302,7 @@ void Job::complete_outcome() {
     now.state_at_timeout = std::move(one.state_at_timeout);
     now.last_lines =
         now.state_at_timeout.empty() ? output_.last_lines(rank->rank()) : std::move(one.last_lines);
+    now.last_operations = std::move(one.last_operations);
     now.error_message = read_error_file(error_file_path(context_, rank->rank())).value_or("");
     one = std::move(now);
   }
@@ -305,9 +312,40 @@ void Job::complete_outcome() {
       outcome_.kill_hint = explain_kill(oom_before_, oom_counts());
     }
   }
+  add_flight_records();
   outcome_.left_over = sweep_.ended();
   const auto& left = sweep_.unkillable();
   outcome_.unkillable.insert(outcome_.unkillable.end(), left.begin(), left.end());
+}
+
+std::vector<flight::Log> Job::flight_logs() const {
+  std::vector<flight::Log> logs;
+  for (const auto& rank : ranks_) {
+    auto log = rank->flight_log();
+    if (!log) continue;
+    log->rank = rank->rank();  // whatever the program thinks it is
+    logs.push_back(std::move(*log));
+  }
+  return logs;
+}
+
+// What the rank that failed did last, and who waited for it; all of it goes to the log folder.
+void Job::add_flight_records() {
+  if (outcome_.failed.empty()) return;
+  const auto logs = flight_logs();
+  auto& first = outcome_.ranks[static_cast<std::size_t>(outcome_.failed.front())];
+  const auto end = (start_ + first.lived).time_since_epoch();
+  for (const auto& log : logs) {
+    if (log.rank != first.rank) continue;
+    first.last_operations = flight::last_operations(log, kOperationsShown, end);
+    first.waited_for = flight::who_waits_for(log, logs);
+  }
+  if (options_.log_folder.empty() || logs.empty()) return;
+  try {
+    flight::write_dumps(options_.log_folder + "/flight", logs);
+  } catch (const std::exception& error) {
+    output_.note(concat("convoy: writing flight records: ", error.what(), "\n"));
+  }
 }
 
 void Job::report() {

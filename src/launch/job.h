@@ -68,7 +68,9 @@ class Job {
   void sweep();
   void flush();
   void complete_outcome();
+  void add_flight_records();
   void report();
+  std::vector<flight::Log> flight_logs() const;
   void call_after(std::chrono::nanoseconds delay, void (Job::*step)());
   std::vector<int> running_ranks() const;
   std::set<pid_t> running_pids() const;

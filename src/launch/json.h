@@ -7,6 +7,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/quote.h"
+
 namespace convoy::launch {
 
 // A JSON value: just what the launcher needs to read a rank's error file and to write the doctor's
@@ -25,7 +27,6 @@ struct Json {
   const std::string* text() const { return std::get_if<std::string>(&value); }
 };
 
-// `text` as a JSON string, quotes included. Bytes that are not UTF-8 become U+FFFD.
-std::string quote_json(std::string_view text);
+using convoy::quote_json;
 
 }  // namespace convoy::launch

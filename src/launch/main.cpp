@@ -9,6 +9,7 @@
 #include "launch/doctor.h"
 #include "launch/guardian.h"
 #include "launch/options.h"
+#include "launch/record.h"
 #include "launch/writer.h"
 #include "os/machine.h"
 
@@ -33,6 +34,7 @@ int run(const std::vector<std::string>& arguments) {
   switch (line.command) {
     case CommandLine::Command::kText: return write_fully(STDOUT_FILENO, line.text) == 0 ? 0 : 1;
     case CommandLine::Command::kRun: return run_guardian(line.run);
+    case CommandLine::Command::kRecord: return run_record(line.record);
     case CommandLine::Command::kDoctor: return run_doctor(line.doctor);
   }
   return kUsage;

@@ -15,12 +15,13 @@ namespace {
 
 using Arguments = std::span<const std::string>;
 
-const std::vector<std::string> kCommands = {"run", "doctor", "help"};
+const std::vector<std::string> kCommands = {"run", "record", "doctor", "help"};
 
 constexpr const char* kOverview =
     "convoy: starts and watches the ranks of a distributed job on this host\n"
     "\n"
     "  convoy run -n 4 ./train --epochs 3   start four ranks of a program\n"
+    "  convoy record JOB                    what the ranks of a running job did last\n"
     "  convoy doctor                        check what a job needs here\n"
     "  convoy help run                      all options of a command\n"
     "\n"
@@ -105,6 +106,24 @@ std::unique_ptr<CLI::App> make_doctor_app(DoctorOptions& options) {
   app->formatter(std::make_shared<UsageFormatter>("convoy doctor [options]"));
   app->set_help_flag("-h,--help", "Show this text");
   app->add_flag("--json", options.json, "Findings as JSON, for machines");
+  return app;
+}
+
+std::unique_ptr<CLI::App> make_record_app(RecordOptions& options) {
+  auto app = std::make_unique<CLI::App>(
+      "Shows what the ranks of a running job did last, and what they do now: their flight "
+      "records.\n"
+      "JOB is the job's name (--job-id) or the process number of its launcher or of one rank.",
+      "convoy record");
+  app->formatter(std::make_shared<UsageFormatter>("convoy record [options] JOB"));
+  app->set_help_flag("-h,--help", "Show this text");
+  app->add_option("-o,--output", options.folder,
+                  "Write files that torchfrtrace reads, and JSON, into this folder")
+      ->type_name("DIR");
+  app->add_option("--last", options.last, "Operations shown of each rank (default 20)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 2048));
+  app->add_flag("--json", options.json, "All of them, in the form of PyTorch's flight recorder");
   return app;
 }
 
@@ -314,6 +333,25 @@ CommandLine parse_doctor(Arguments arguments) {
   return line;
 }
 
+CommandLine parse_record(Arguments arguments) {
+  CommandLine line;
+  line.command = CommandLine::Command::kRecord;
+  const auto app = make_record_app(line.record);
+  const std::size_t options = count_options(*app, arguments);
+  try {
+    parse_options(*app, arguments.first(options));
+  } catch (const CLI::CallForHelp&) {
+    return help_text(app->help());
+  }
+  const Arguments rest = arguments.subspan(options);
+  if (rest.size() != 1) {
+    usage("convoy record: ", rest.empty() ? "of which job? Give" : "one job at a time; give",
+          " its name or a process number: convoy record JOB");
+  }
+  line.record.job = rest.front();
+  return line;
+}
+
 [[noreturn]] void unknown_command(const std::string& word) {
   const auto guess = nearest(word, kCommands);
   usage("convoy: unknown command '", word, "'",
@@ -326,6 +364,8 @@ CommandLine parse_help(Arguments arguments) {
   RunTexts texts;
   DoctorOptions doctor;
   if (arguments[0] == "run") return help_text(make_run_app(texts)->help());
+  RecordOptions record;
+  if (arguments[0] == "record") return help_text(make_record_app(record)->help());
   if (arguments[0] == "doctor") return help_text(make_doctor_app(doctor)->help());
   if (arguments[0] == "help") return help_text(kOverview);
   unknown_command(arguments[0]);
@@ -342,6 +382,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments, int co
   const std::string& word = arguments[0];
   const Arguments rest = Arguments(arguments).subspan(1);
   if (word == "run") return parse_run(rest, cores);
+  if (word == "record") return parse_record(rest);
   if (word == "doctor") return parse_doctor(rest);
   if (word == "help" || word == "--help" || word == "-h") return parse_help(rest);
   if (word == "--version" || word == "version")

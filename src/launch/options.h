@@ -38,12 +38,20 @@ struct DoctorOptions {
   bool json = false;
 };
 
+struct RecordOptions {
+  std::string job;     // its name, or a process's number
+  std::string folder;  // empty: to standard output
+  int last = 20;       // operations of each rank
+  bool json = false;
+};
+
 struct CommandLine {
-  enum class Command { kText, kRun, kDoctor };
+  enum class Command { kText, kRun, kDoctor, kRecord };
   Command command = Command::kText;
   std::string text;  // kText: help or version, for stdout
   RunOptions run;
   DoctorOptions doctor;
+  RecordOptions record;
 };
 
 // The most ranks that one launcher starts: what its store serves.

@@ -69,6 +69,11 @@ std::string first_failure(const JobOutcome& outcome) {
     text += concat("  last lines of rank ", first.rank, ":\n");
     for (const auto& line : first.last_lines) text += concat("    | ", line, "\n");
   }
+  if (!first.last_operations.empty()) {
+    text += concat("  last operations of rank ", first.rank, ":\n");
+    for (const auto& line : first.last_operations) text += concat("    | ", line, "\n");
+  }
+  for (const auto& line : first.waited_for) text += concat("  waited for it: ", line, "\n");
   for (std::size_t i = 1; i < outcome.failed.size(); ++i) {
     const auto& other = rank_of(outcome, outcome.failed[i]);
     text += concat("  also failed: rank ", other.rank, ", ", other.status->to_string(), ", ",
@@ -87,6 +92,7 @@ std::string at_timeout(const JobOutcome& outcome) {
     text += concat("  rank ", rank.rank, " was ", rank.state_at_timeout);
     text += rank.last_lines.empty() ? "; it wrote nothing\n"
                                     : concat("; last line: ", rank.last_lines.back(), "\n");
+    for (const auto& line : rank.last_operations) text += concat("    | ", line, "\n");
   }
   return text;
 }

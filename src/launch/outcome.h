@@ -37,6 +37,9 @@ struct RankOutcome {
   std::vector<std::string> last_lines;  // of what it wrote
   std::string error_message;            // of its error file; empty: none
   std::string state_at_timeout;         // "sleeping"; only with Cause::kTimeout
+  // Of its flight record: what it did last, and who waited for it.
+  std::vector<std::string> last_operations;
+  std::vector<std::string> waited_for;
 };
 
 struct JobOutcome {

@@ -2,13 +2,27 @@
 
 #include <signal.h>
 
+#include "convoy/error.h"
 #include "launch/output.h"
 #include "launch/stdin_feed.h"
+#include "os/flight_recorder.h"
 
 namespace convoy::launch {
 namespace {
 
-ChildProcess spawn(int rank, const RankSetting& setting) {
+// Above so many ranks their memory would be missed: each then has its own.
+constexpr int kMostRecorded = 256;
+
+Segment make_flight_memory(int rank, const RankSetting& setting) {
+  if (setting.options.ranks > kMostRecorded) return {};
+  try {
+    return flight::make_memory(setting.job.id, rank);
+  } catch (const Error&) {  // the job can do without
+    return {};
+  }
+}
+
+ChildProcess spawn(int rank, const RankSetting& setting, const Segment& flight) {
   const UniqueFd store = setting.store.connect();
   const UniqueFd out = setting.output.open(rank, Channel::kOut);
   const UniqueFd err = setting.output.open(rank, Channel::kErr);
@@ -23,6 +37,10 @@ ChildProcess spawn(int rank, const RankSetting& setting) {
   spawn.environment->push_back(store_environment(store.get()));
   spawn.working_folder = options.working_folder;
   spawn.inherited = {store.get()};
+  if (flight) {
+    spawn.environment->push_back(flight::flight_environment(flight.fd()));
+    spawn.inherited.push_back(flight.fd());
+  }
   spawn.standard_input = in.get();
   spawn.standard_output = out.get();
   spawn.standard_error = err.get();
@@ -35,7 +53,14 @@ ChildProcess spawn(int rank, const RankSetting& setting) {
 }  // namespace
 
 RankProcess::RankProcess(int rank, const RankSetting& setting)
-    : rank_(rank), child_(spawn(rank, setting)) {}
+    : rank_(rank),
+      flight_(make_flight_memory(rank, setting)),
+      child_(spawn(rank, setting, flight_)) {}
+
+std::optional<flight::Log> RankProcess::flight_log() const {
+  if (!flight_) return std::nullopt;
+  return flight::read(flight_.data(), flight_.size());
+}
 
 std::optional<ExitStatus> RankProcess::try_wait() {
   if (status_) return status_;

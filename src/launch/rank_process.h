@@ -6,7 +6,9 @@
 
 #include "launch/environment.h"
 #include "launch/outcome.h"
+#include "os/flight_log.h"
 #include "os/process.h"
+#include "os/segment.h"
 #include "store/server.h"
 
 namespace convoy::launch {
@@ -51,9 +53,12 @@ class RankProcess {
   void kill();
 
   RankOutcome outcome(Clock::time_point job_start) const;
+  // What it did last, as far as it is one of ours; also once it has ended.
+  std::optional<flight::Log> flight_log() const;
 
  private:
   int rank_;
+  Segment flight_;  // the rank's flight record, which outlives it; none: no memory
   ChildProcess child_;
   std::optional<ExitStatus> status_;
   Clock::time_point ended_{};

@@ -18,9 +18,10 @@ namespace {
 
 constexpr int kCannotRun = 126;
 
-// Each rank costs the supervisor two pipes, a pidfd, a store connection, its input, log files.
+// Each rank costs the supervisor two pipes, a pidfd, a store connection, its flight record, its
+// input, log files.
 void ensure_descriptors(int ranks) {
-  const rlim_t needed = 64 + rlim_t{8} * static_cast<rlim_t>(ranks);
+  const rlim_t needed = 64 + rlim_t{9} * static_cast<rlim_t>(ranks);
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   if (limit.rlim_max < needed) {

@@ -7,13 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "base/duration.h"
+
 namespace convoy::launch {
 
 // "5", "5s" (seconds), "500ms", "1.5s", "2m", "1h"; nullopt for anything else, below zero and above
 // ten years included.
 std::optional<std::chrono::nanoseconds> parse_duration(std::string_view text);
-// "3.2 s", "0.02 s", "5 s", "2 min 5 s".
-std::string format_duration(std::chrono::nanoseconds duration);
+using convoy::format_duration;
 
 // "64 MiB", "1.5 GiB".
 std::string format_bytes(std::uint64_t bytes);

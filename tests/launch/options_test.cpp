@@ -126,6 +126,10 @@ TEST(Options, EachMistakeGetsALineThatHelps) {
       {{"run", "-n2", "--job-id", "a/b", "p"}, "--job-id 'a/b' is no name for a job"},
       {{"doctor", "now"}, "'now' is too much"},
       {{"doctor", "--jsn"}, "did you mean '--json'?"},
+      {{"record"}, "of which job?"},
+      {{"record", "a", "b"}, "one job at a time"},
+      {{"record", "--last", "0", "a"}, "--last"},
+      {{"recrod", "a"}, "did you mean 'convoy record'?"},
       {{"help", "rum"}, "did you mean 'convoy run'?"}};
   for (const auto& [words, said] : cases) {
     EXPECT_THAT(complaint(words), HasSubstr(said)) << testing::PrintToString(words);
@@ -141,6 +145,7 @@ TEST(Options, Texts) {
                 testing::AllOf(HasSubstr("Usage: convoy run -n RANKS"), HasSubstr("--grace TIME")));
   }
   EXPECT_THAT(parse_command_line({"doctor", "-h"}, 1).text, HasSubstr("--json"));
+  EXPECT_THAT(parse_command_line({"record", "-h"}, 1).text, HasSubstr("torchfrtrace"));
   EXPECT_EQ(parse_command_line({"--version"}, 1).text, std::string("convoy ") + version() + "\n");
 }
 
@@ -170,6 +175,15 @@ TEST(Usage, AScriptWithoutItsFirstLine) {
   const auto lost = run_convoy({"run", "-n", "2", folder.path() + "/lost"});
   EXPECT_EQ(lost.code, 126);
   EXPECT_THAT(lost.err, HasSubstr("interpreter"));
+}
+
+TEST(Options, OfRecord) {
+  const auto line = parse_command_line({"record", "-o", "traces", "--last=7", "my-job"}, 1);
+  EXPECT_EQ(line.command, CommandLine::Command::kRecord);
+  EXPECT_EQ(line.record.job, "my-job");
+  EXPECT_EQ(line.record.folder, "traces");
+  EXPECT_EQ(line.record.last, 7);
+  EXPECT_FALSE(line.record.json);
 }
 
 }  // namespace

@@ -42,6 +42,8 @@ TEST(Outcome, FullReportOfAFailure) {
   outcome.ranks[2].lived = 3200ms;
   outcome.ranks[2].last_lines = {"step 12", "oh no"};
   outcome.ranks[2].error_message = "RuntimeError: x\nmore";
+  outcome.ranks[2].last_operations = {"barrier #1", "barrier #2"};
+  outcome.ranks[2].waited_for = {"ranks 0, 3 in barrier #3"};
   outcome.ranks[1].status = ExitStatus{.code = 3, .signal = 0};
   outcome.ranks[1].lived = 3220ms;
   ask(outcome.ranks[0], {.code = 0, .signal = SIGTERM});
@@ -56,6 +58,10 @@ TEST(Outcome, FullReportOfAFailure) {
             "  last lines of rank 2:\n"
             "    | step 12\n"
             "    | oh no\n"
+            "  last operations of rank 2:\n"
+            "    | barrier #1\n"
+            "    | barrier #2\n"
+            "  waited for it: ranks 0, 3 in barrier #3\n"
             "  also failed: rank 1, exit code 3, 0.02 s later\n"
             "  ended by the launcher: rank 0 (SIGTERM), rank 3 (killed after 5 s of grace)\n"
             "  ended what ranks had left running: sleep (pid 7)\n");

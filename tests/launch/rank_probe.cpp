@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "base/call_scope.h"
+#include "coll/group.h"
 #include "convoy/store.h"
 #include "os/file.h"
 #include "os/process.h"
@@ -99,6 +101,26 @@ void flood(std::size_t lines) {
   std::cout.flush();
 }
 
+// The group of all ranks, made by its first use.
+coll::Group& world() {
+  static const auto group =
+      coll::Group::create(with_prefix(launcher_store(), "world"), std::stoi(variable("RANK")),
+                          std::stoi(variable("WORLD_SIZE")), {.timeout = std::chrono::seconds(50)});
+  return *group;
+}
+
+void all_reduce(int times) {
+  const CallScope scope(CallSite("/src/probe.cpp", "main", 40));
+  std::vector<float> data(4);
+  for (int i = 0; i < times; ++i) {
+    try {
+      world().all_reduce(data.data(), data.data(), data.size(), coll::DataType::kF32);
+    } catch (const Error& error) {
+      std::cout << "error: " << error.what() << std::endl;
+    }
+  }
+}
+
 // Commands with one argument.
 const std::map<std::string, std::function<void(const std::string&)>> kWithValue = {
     {"say", [](const std::string& text) { std::cout << text << std::endl; }},
@@ -127,6 +149,7 @@ const std::map<std::string, std::function<void(const std::string&)>> kWithValue 
      [](const std::string& key) {
        launcher_store()->get(key, Deadline::after(std::chrono::seconds(50)));
      }},
+    {"all-reduce", [](const std::string& times) { all_reduce(std::stoi(times)); }},
     {"announce", [](const std::string& key) { launcher_store()->set(key, "1"); }},
     {"flood", [](const std::string& lines) { flood(std::stoul(lines)); }},
     {"long",

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "convoy/call_site.h"
+#include "os/flight_ring.h"
+#include "os/segment.h"
+
+namespace convoy::flight {
+
+using Clock = std::chrono::steady_clock;
+
+// An operation when it is called.
+struct Operation {
+  std::uint64_t group = 0;  // of add_group
+  std::uint64_t number = 0;
+  OperationText::Packed name{};
+  TypeText::Packed type{};
+  std::uint64_t input = 0;  // elements
+  std::uint64_t output = 0;
+  std::uint64_t bytes = 0;
+  int peer = -1;  // of a message, or the root
+  bool message = false;
+};
+
+struct GroupMember {
+  std::string name;
+  int rank = 0;
+  int size = 0;
+  std::vector<pid_t> processes;  // by rank; may be empty
+};
+
+// This process's flight record. Under `convoy run` it is in memory that the launcher holds as well,
+// elsewhere in a memfd of its own, which other processes of the user find by number. Thread-safe;
+// an operation costs one fetch_add and stores to two cache lines. Nothing here throws: what cannot
+// be written is not.
+class Recorder {
+ public:
+  // That of the process; made by the first call, never destroyed. CONVOY_FLIGHT=off: it writes
+  // nothing.
+  static Recorder& instance();
+  // On memory of all zeros, or no memory.
+  explicit Recorder(Segment memory);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // nullptr: nothing is written.
+  const Ring* ring() const { return ring_; }
+  int descriptor() const { return memory_.fd(); }
+
+  // 0: there are too many groups; their operations are written without a name.
+  std::uint64_t add_group(const GroupMember& group) noexcept;
+  void remove_group(std::uint64_t id) noexcept;
+
+  // `started` false: it waits for its turn.
+  using Ticket = std::uint64_t;
+  Ticket begin(const Operation& operation, const CallSite& where, Clock::time_point now,
+               bool started) noexcept;
+  void start(Ticket ticket, Clock::time_point now) noexcept;
+  void end(Ticket ticket, State state, Clock::time_point now) noexcept;
+
+ private:
+  // Nullptr if newer operations have taken the place of this one.
+  Record* find(Ticket ticket) noexcept;
+  std::uint64_t site_of(const CallSite& where) noexcept;
+
+  const Segment memory_;
+  Ring* const ring_;
+  const unsigned generation_;        // fork_generation(): a forked child writes nothing
+  std::array<Word, kSites> keys_{};  // of the sites: address of the file's name and line
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::array<bool, kGroups> taken_{};
+  std::array<std::uint64_t, kGroups> uses_{};
+  std::size_t next_group_ = 0;
+};
+
+// Environment variable that tells a rank which inherited descriptor is its flight record; as
+// CONVOY_STORE_FD.
+inline constexpr const char* kFlightFdVariable = "CONVOY_FLIGHT_FD";
+std::string flight_environment(int fd);
+// New memory for rank `rank` of a job: what the launcher makes.
+Segment make_memory(const std::string& job, int rank);
+// What /proc shows of such memory.
+std::string memory_label(const std::string& job, int rank);
+
+}  // namespace convoy::flight

@@ -1,0 +1,302 @@
+// The flight record: what is written, what readers make of it, and of garbage.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+#include "base/concat.h"
+#include "os/file.h"
+#include "os/flight_dump.h"
+#include "os/flight_log.h"
+#include "os/flight_recorder.h"
+
+namespace convoy::flight {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr CallSite kPlace("/home/me/src/train.cpp", "step", 40);
+
+Clock::time_point at(std::chrono::nanoseconds time) { return Clock::time_point(time); }
+
+Operation all_reduce(std::uint64_t group, std::uint64_t number) {
+  return {.group = group,
+          .number = number,
+          .name = OperationText::pack("all_reduce"),
+          .type = TypeText::pack("f32"),
+          .input = 256,
+          .output = 256,
+          .bytes = 1024};
+}
+
+Log read_of(const Recorder& recorder) { return read(*recorder.ring()).value(); }
+
+TEST(Flight, AnOperationFromItsCallToItsEnd) {
+  Recorder recorder(make_memory("job", 3));
+  const auto group =
+      recorder.add_group({.name = "world", .rank = 1, .size = 3, .processes = {11, 12, 13}});
+  const auto ticket = recorder.begin(all_reduce(group, 7), kPlace, at(10ms), false);
+  auto log = read_of(recorder);
+  ASSERT_EQ(log.entries.size(), 1U);
+  EXPECT_EQ(log.pid, getpid());
+  const Entry& first = log.entries[0];
+  EXPECT_EQ(first.operation, "all_reduce");
+  EXPECT_EQ(first.type, "f32");
+  EXPECT_EQ(first.number, 7U);
+  EXPECT_EQ(first.bytes, 1024U);
+  EXPECT_EQ(first.state, State::kScheduled);
+  EXPECT_EQ(first.created, 10ms);
+  EXPECT_EQ(first.started, 0ms);
+  EXPECT_EQ(first.peer, -1);
+  EXPECT_EQ(describe_place(first), "train.cpp:40");
+  EXPECT_EQ(first.function, "step");
+  ASSERT_TRUE(log.group_of(first));
+  EXPECT_EQ(log.group_of(first)->name, "world");
+  EXPECT_EQ(log.group_of(first)->rank, 1);
+  EXPECT_EQ(log.group_of(first)->processes, (std::vector<pid_t>{11, 12, 13}));
+
+  recorder.start(ticket, at(20ms));
+  EXPECT_TRUE(read_of(recorder).entries[0].under_way());
+  log = read_of(recorder);
+  EXPECT_EQ(describe_activity(log, log.latest(), 3220ms),
+            "it is in all_reduce #7 of group \"world\" (train.cpp:40) for 3.2 s");
+  recorder.end(ticket, State::kCompleted, at(30ms));
+  log = read_of(recorder);
+  EXPECT_EQ(log.entries[0].ended, 30ms);
+  EXPECT_EQ(describe_activity(log, log.latest(), 3230ms),
+            "it is in user code for 3.2 s, since all_reduce #7 of group \"world\" (train.cpp:40) "
+            "ended");
+  EXPECT_EQ(describe_line(log, log.entries[0], 3230ms),
+            "all_reduce #7 of group \"world\", 256 x f32, completed in 20 ms, 3.2 s ago, "
+            "train.cpp:40");
+}
+
+TEST(Flight, KeepsTheLastOnesAndForgetsLateEnds) {
+  Recorder recorder(make_memory("job", 0));
+  const auto old = recorder.begin(all_reduce(0, 1), {}, at(1ns), true);
+  for (std::uint64_t i = 2; i <= kRecords + 1; ++i) {
+    recorder.end(recorder.begin(all_reduce(0, i), {}, at(1ns), true), State::kFailed, at(2ns));
+  }
+  recorder.end(old, State::kCompleted, at(3ns));  // its place is another's
+  const auto log = read_of(recorder);
+  ASSERT_EQ(log.entries.size(), kRecords);
+  EXPECT_GE(kRecords, 2000U);
+  for (std::size_t i = 0; i < kRecords; ++i) {
+    EXPECT_EQ(log.entries[i].number, i + 2);
+    EXPECT_EQ(log.entries[i].state, State::kFailed);
+    EXPECT_EQ(describe_place(log.entries[i]), "");
+  }
+}
+
+TEST(Flight, ManyThreadsWriteAndOneReads) {
+  Recorder recorder(make_memory("job", 0));
+  constexpr std::uint64_t kEach = 5000;
+  std::vector<std::thread> writers;
+  for (int t = 0; t < 4; ++t) {
+    writers.emplace_back([&recorder, t] {
+      const auto group =
+          recorder.add_group({.name = concat("group ", t), .rank = t, .size = 4, .processes = {}});
+      for (std::uint64_t i = 1; i <= kEach; ++i) {
+        auto operation = all_reduce(group, i);
+        operation.input = operation.output = operation.bytes = i;
+        recorder.end(recorder.begin(operation, kPlace, at(std::chrono::nanoseconds(i)), true),
+                     State::kCompleted, at(std::chrono::nanoseconds(i)));
+      }
+      recorder.remove_group(group);
+    });
+  }
+  // Whatever is read is whole.
+  for (int look = 0; look < 20; ++look) {
+    for (const auto& entry : read_of(recorder).entries) {
+      EXPECT_EQ(entry.input, entry.number);
+      EXPECT_EQ(entry.output, entry.number);
+      EXPECT_EQ(entry.bytes, entry.number);
+      EXPECT_EQ(entry.operation, "all_reduce");
+      EXPECT_EQ(entry.created.count(), static_cast<std::int64_t>(entry.number));
+    }
+  }
+  for (auto& writer : writers) writer.join();
+  const auto log = read_of(recorder);
+  EXPECT_EQ(log.entries.size(), kRecords);
+  EXPECT_EQ(log.entries.back().ticket, 4 * kEach);
+}
+
+TEST(Flight, GroupsComeAndGoAndAreNotMistaken) {
+  Recorder recorder(make_memory("job", 0));
+  const auto kept = recorder.add_group({.name = "kept", .rank = 0, .size = 1, .processes = {}});
+  const auto gone = recorder.add_group({.name = "gone", .rank = 0, .size = 1, .processes = {}});
+  recorder.begin(all_reduce(kept, 1), {}, at(1ns), true);
+  recorder.begin(all_reduce(gone, 1), {}, at(1ns), true);
+  recorder.remove_group(gone);
+  auto log = read_of(recorder);
+  EXPECT_EQ(log.group_of(log.entries[1])->name, "gone");  // as long as nobody needs its place
+  for (std::size_t i = 0; i < 2 * kGroups; ++i) {
+    const auto id =
+        recorder.add_group({.name = concat("g", i), .rank = 0, .size = 1, .processes = {}});
+    EXPECT_NE(id, 0U);
+    recorder.remove_group(id);
+  }
+  log = read_of(recorder);
+  EXPECT_EQ(log.group_of(log.entries[0])->name, "kept");
+  EXPECT_EQ(log.group_of(log.entries[1]), nullptr);
+  for (std::size_t i = 1; i < kGroups; ++i) {
+    EXPECT_NE(recorder.add_group({.name = "more", .rank = 0, .size = 1, .processes = {}}), 0U);
+  }
+  EXPECT_EQ(recorder.add_group({.name = "too many", .rank = 0, .size = 1, .processes = {}}), 0U);
+}
+
+TEST(Flight, MoreSitesThanThereIsRoomForAreNotKnown) {
+  Recorder recorder(make_memory("job", 0));
+  std::size_t known = 0;
+  for (unsigned line = 1; line <= 2 * kSites; ++line) {
+    recorder.begin(all_reduce(0, line), CallSite(kPlace.file, kPlace.function, line), at(1ns),
+                   true);
+  }
+  for (const auto& entry : read_of(recorder).entries) {
+    if (entry.line == 0) continue;
+    EXPECT_EQ(entry.line, entry.number);
+    ++known;
+  }
+  EXPECT_GT(known, kSites / 2);
+  EXPECT_LT(known, kSites);
+}
+
+TEST(Flight, LongTextsAreCut) {
+  Recorder recorder(make_memory("job", 0));
+  const std::string path = concat("/", std::string(200, 'd'), "/file.cpp");
+  recorder.begin(
+      all_reduce(recorder.add_group(
+                     {.name = std::string(300, 'n'), .rank = 0, .size = 1, .processes = {}}),
+                 1),
+      CallSite(path.c_str(), std::string(100, 'f').c_str(), 1), at(1ns), true);
+  const auto log = read_of(recorder);
+  EXPECT_EQ(log.entries[0].file, path.substr(path.size() - 80));
+  EXPECT_EQ(log.entries[0].function, std::string(32, 'f'));
+  EXPECT_EQ(log.group_of(log.entries[0])->name, std::string(64, 'n'));
+}
+
+// A writer may be killed between any two stores, and memory may be anything.
+TEST(Flight, GarbageIsReadWithoutHarm) {
+  const Segment memory = make_memory("job", 0);
+  EXPECT_FALSE(read(memory.data(), memory.size()));  // nobody wrote
+  EXPECT_FALSE(read(memory.data(), 100));
+  auto& ring = *reinterpret_cast<Ring*>(memory.data());
+  std::mt19937_64 random(7);
+  auto* words = reinterpret_cast<Word*>(memory.data());
+  for (int round = 0; round < 20; ++round) {
+    for (std::size_t i = 0; i < sizeof(Ring) / sizeof(Word); ++i) words[i].store(random());
+    ring.head.magic.store(kMagic);
+    for (std::size_t i = 0; i < kRecords; ++i) {
+      Record& record = ring.records[i];
+      // Some of them plausible up to here, with fields that are not.
+      if (random() % 2 == 0) record.word.store(2 * (i + 1 + kRecords * (random() % 5)));
+      if (random() % 2 == 0) record.state.store(random() % 6);
+    }
+    const auto log = read(memory.data(), memory.size());
+    ASSERT_TRUE(log);
+    EXPECT_FALSE(log->entries.empty());
+    const std::vector<Log> job = {*log};
+    EXPECT_FALSE(to_json(job[0], job).empty());
+    EXPECT_FALSE(to_pickle(job[0], job).empty());
+    EXPECT_FALSE(describe_activity(*log, log->latest(), 1s).empty());
+    last_operations(*log, 100, 1s);
+    who_waits_for(*log, job);
+  }
+}
+
+TEST(Flight, AHalfWrittenRecordIsLeftOut) {
+  Recorder recorder(make_memory("job", 0));
+  recorder.begin(all_reduce(0, 1), {}, at(1ns), true);
+  recorder.begin(all_reduce(0, 2), {}, at(1ns), true);
+  const_cast<Ring*>(recorder.ring())->records[0].word.store(3);  // odd: being written
+  const auto log = read_of(recorder);
+  ASSERT_EQ(log.entries.size(), 1U);
+  EXPECT_EQ(log.entries[0].number, 2U);
+}
+
+TEST(Flight, AnotherProcessFindsItByNumberAndByName) {
+  const std::string job = concat("test-", getpid());
+  Recorder recorder(make_memory(job, 0));
+  recorder.begin(all_reduce(0, 5), kPlace, at(1ns), true);
+  const auto inode = Segment::key_of(recorder.descriptor()).inode;
+  const auto log = read_process(getpid(), recorder.descriptor(), inode);
+  ASSERT_TRUE(log);
+  EXPECT_EQ(log->entries.at(0).number, 5U);
+  EXPECT_FALSE(read_process(getpid(), recorder.descriptor(), inode + 1));
+  EXPECT_FALSE(read_process(getpid(), 0, inode));
+  EXPECT_EQ(read_job(job).size(), 1U);
+  EXPECT_EQ(read_job(job + "x").size(), 0U);
+  EXPECT_GE(read_job(std::to_string(getpid())).size(), 1U);
+}
+
+TEST(Flight, WritesNothingWithoutMemory) {
+  Recorder recorder{Segment()};
+  EXPECT_EQ(recorder.ring(), nullptr);
+  EXPECT_EQ(recorder.add_group({.name = "world", .rank = 0, .size = 1, .processes = {}}), 0U);
+  const auto ticket = recorder.begin(all_reduce(0, 1), kPlace, at(1ns), true);
+  recorder.start(ticket, at(2ns));
+  recorder.end(ticket, State::kCompleted, at(3ns));
+  recorder.remove_group(0);
+}
+
+// Two ranks of which one did not come to the third collective.
+std::vector<Log> two_ranks() {
+  std::vector<Log> job(2);
+  for (int r = 0; r < 2; ++r) {
+    Log& log = job[static_cast<std::size_t>(r)];
+    log.pid = 100 + r;
+    log.rank = r;
+    log.groups[64] = {.name = "world", .rank = r, .size = 2, .processes = {100, 101}};
+    for (std::uint64_t number = 1; number <= (r == 0 ? 3U : 2U); ++number) {
+      Entry entry;
+      entry.ticket = number;
+      entry.operation = "all_reduce";
+      entry.type = "f32";
+      entry.group = 64;
+      entry.number = number;
+      entry.input = entry.output = 4;
+      entry.state = number == 3 ? State::kFailed : State::kCompleted;
+      entry.created = entry.started = 1s;
+      entry.ended = 2s;
+      entry.file = "/src/train.cpp";
+      entry.function = "main";
+      entry.line = 12;
+      log.entries.push_back(entry);
+    }
+  }
+  return job;
+}
+
+TEST(FlightDump, TellsWhoWaitedForWhom) {
+  const auto job = two_ranks();
+  EXPECT_EQ(
+      who_waits_for(job[1], job),
+      (std::vector<std::string>{"rank 0 in all_reduce #3 of group \"world\" (train.cpp:12)"}));
+  EXPECT_EQ(who_waits_for(job[0], job), std::vector<std::string>());
+}
+
+TEST(FlightDump, JsonHasPyTorchsWords) {
+  const auto job = two_ranks();
+  const auto text = to_json(job[1], job);
+  for (const char* part :
+       {"\"version\": \"2.10\"", "\"ranks\": \"[0, 1]\"", "\"profiling_name\": \"gloo:all_reduce\"",
+        "\"collective_seq_id\": 2", "\"input_sizes\": [[4]]", "\"input_dtypes\": [\"Float\"]",
+        "\"state\": \"completed\"", "\"process_group\": [\"world\", \"undefined\"]",
+        "\"filename\": \"/src/train.cpp\", \"line\": 12", "\"time_created_ns\": 1000000000"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+  EXPECT_EQ(to_json(job[1], job).find("\"started\""), std::string::npos);
+  EXPECT_NE(to_json(job[0], job).find("\"started\""), std::string::npos);  // it failed
+}
+
+TEST(FlightDump, WritesAFileOfEachKindForEachRank) {
+  const TempFolder folder("flight");
+  write_dumps(folder.path() + "/deep/er", two_ranks());
+  for (const char* name : {"rank_0", "rank_1", "0.json", "1.json"}) {
+    EXPECT_TRUE(read_file(concat(folder.path(), "/deep/er/", name))) << name;
+  }
+}
+
+}  // namespace
+}  // namespace convoy::flight
