@@ -1,5 +1,6 @@
 // DistributedDataParallel where all goes well: scenarios 9 to 33 of ../shared/reference/ddp.md,
 // each with the name of PyTorch's test.
+#include <numeric>
 #include <sstream>
 
 #include "ddp/support.h"
@@ -816,6 +817,41 @@ TEST(DdpTest, SparseGradients) {
       }
     });
   }
+}
+
+// torch::data's distributed samplers give each rank its part: one pass is one pass of one process.
+TEST(DdpTest, DistributedSampler) {
+  struct Numbers : torch::data::datasets::Dataset<Numbers> {
+    torch::data::Example<> get(std::size_t index) override {
+      const auto value = static_cast<std::uint64_t>(index);
+      return {random(value, {2}), random(value + 100, {4})};
+    }
+    std::optional<std::size_t> size() const override { return 16; }
+  };
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = seeded(1, [] { return Net(); });
+    auto local = seeded(1, [] { return Net(); });
+    DistributedDataParallel model(net, world);
+    const auto whole = Numbers().map(torch::data::transforms::Stack<>()).get_batch([] {
+      std::vector<std::size_t> all(16);
+      std::iota(all.begin(), all.end(), std::size_t{0});
+      return all;
+    }());
+    torch::mse_loss(local->forward(whole.data), whole.target).backward();
+
+    auto loader = torch::data::make_data_loader(
+        Numbers().map(torch::data::transforms::Stack<>()),
+        torch::data::samplers::DistributedSequentialSampler(
+            16, static_cast<std::size_t>(world.size()), static_cast<std::size_t>(r.id())),
+        torch::data::DataLoaderOptions(8));
+    int batches = 0;
+    for (const auto& batch : *loader) {
+      ++batches;
+      torch::mse_loss(model(batch.data), batch.target).backward();
+    }
+    EXPECT_EQ(batches, 1);
+    expect_gradients(*net, gradients_of(*local));
+  });
 }
 
 // The reducer by itself, for lists of parameters.
