@@ -148,8 +148,8 @@ class Bench:
             raise sides.SideFailed(f"{model} is not the same on all sides: first losses {losses}")
         for way, us in times.items():
             spread = sorted(us)
-            low, high = spread[len(us) // 10], spread[-1 - len(us) // 10]
-            show(model, way, f"{median(us) / 1e3:8.1f} ms a step  [{low / 1e3:.1f} - {high / 1e3:.1f}]")
+            low, high = (spread[i] / 1e3 for i in (len(us) // 10, -1 - len(us) // 10))
+            show(model, way, f"{median(us) / 1e3:8.1f} ms a step  [{low:.1f} - {high:.1f}]")
         return {way: median(us) for way, us in times.items()}
 
     def memory(self, model):
@@ -176,8 +176,8 @@ class Bench:
             side.close()
         ratio = median(b / a for a, b in zip(times[beside], times[mode]))
         us, their_us = median(times[mode]), median(times[beside])
-        print(f"{model:9} {mode} {us / 1e3:.1f} ms, {beside} {their_us / 1e3:.1f} ms: {ratio - 1:+.2%}",
-              flush=True)
+        print(f"{model:9} {mode} {us / 1e3:.1f} ms, {beside} {their_us / 1e3:.1f} ms, "
+              f"{ratio - 1:+.2%}", flush=True)
         self.record(model, mode, beside, ranks, us, their_us, cost=round(ratio - 1, 4),
                     pairs=self.options.pairs)
         self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
