@@ -32,8 +32,8 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python soak-coll tidy check-headers check-layers format \
-           install python wheel clean help
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp soak-coll tidy check-headers \
+           check-layers format install python wheel clean help
 settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
 # A word that is no target, or a setting that is none, stops before anything is done.
@@ -107,6 +107,9 @@ bench-flight: build ## what the flight record costs an operation
 
 bench-python: build ## torch.distributed on our backend beside Gloo, into build/bench/python.json
 	@$(CONVOY_VENV)/bin/python bench/python.py
+
+bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/bench/ddp.json
+	@bench/ddp.py
 
 soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
 	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \

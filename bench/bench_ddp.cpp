@@ -1,0 +1,174 @@
+// Our side of bench/ddp.py, which runs it under `convoy run`: steps of a model that stays up
+// between cases. A case is a line, rank 0 answers with JSON:
+//
+//   pids                    of the ranks
+//   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync
+//   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns;
+//                           A and B: ddp, find_unused_parameters, bare (not wrapped)
+//
+// Times are in microseconds, on the slowest rank.
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "convoy/ddp.h"
+#include "convoy/init.h"
+#include "models.h"
+
+namespace bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Wrapped = convoy::DistributedDataParallel<torch::nn::SequentialImpl>;
+
+// A model in training: wrapped, or bare.
+class Trainer {
+ public:
+  Trainer(const std::string& name, const std::string& mode, const convoy::ProcessGroup& world)
+      : world_(world), model_(make_model(name)), sgd_(model_.net->parameters(), 1e-4) {
+    if (mode == "bare") return;
+    wrapped_ = std::make_unique<Wrapped>(
+        model_.net, world,
+        convoy::DdpOptions{.find_unused_parameters = mode == "find_unused_parameters"});
+  }
+
+  // Microseconds on the slowest rank.
+  double step(bool syncs = true) {
+    world_.barrier();
+    const auto start = Clock::now();
+    {
+      std::optional<convoy::Reducer::NoSync> scope;
+      if (!syncs) scope.emplace(wrapped_->reducer());
+      sgd_.zero_grad();
+      const auto output = wrapped_ ? (*wrapped_)(model_.data) : model_.net->forward(model_.data);
+      const auto loss = output.square().mean();
+      loss.backward();
+      sgd_.step();
+      if (!first_loss_) first_loss_ = loss.item<double>();
+    }
+    const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+    const auto slowest = torch::full({1}, elapsed.count(), torch::kDouble);
+    world_.all_reduce(slowest, {.op = convoy::ReduceOp::kMax});
+    return slowest.item<double>();
+  }
+
+  double first_loss() const { return first_loss_.value_or(0); }
+
+ private:
+  const convoy::ProcessGroup& world_;
+  Model model_;
+  torch::optim::SGD sgd_;
+  std::unique_ptr<Wrapped> wrapped_;
+  std::optional<double> first_loss_;
+};
+
+std::string list_of(const std::vector<double>& numbers) {
+  std::ostringstream text;
+  for (const double number : numbers) text << (text.tellp() == 0 ? "[" : ", ") << number;
+  return text.str() + "]";
+}
+
+class Ranks {
+ public:
+  explicit Ranks(const convoy::ProcessGroup& world) : world_(world) {}
+
+  std::string answer(const std::string& line) {
+    std::istringstream words(line);
+    std::string op;
+    words >> op;
+    if (op == "step") return step(words);
+    if (op == "pairs") return pairs(words);
+    if (op == "pids") return pids();
+    throw std::invalid_argument("what is '" + line + "'?");
+  }
+
+ private:
+  std::string pids() {
+    const auto all = world_.all_gather(torch::full({1}, getpid(), torch::kLong));
+    std::ostringstream text;
+    for (int r = 0; r < world_.size(); ++r) {
+      text << (r == 0 ? "" : ", ") << '"' << r << "\": " << all[r].item<std::int64_t>();
+    }
+    return text.str();
+  }
+
+  std::string step(std::istream& words) {
+    std::string model, mode;
+    int count = 0;
+    words >> model >> mode >> count;
+    const bool syncs = mode != "no_sync";
+    if (!trainer_) {
+      trainer_ = std::make_unique<Trainer>(model, "ddp", world_);
+      for (int i = 0; i < 2; ++i) trainer_->step(syncs);  // lays out buckets
+    }
+    trainer_->step(syncs);  // warms up
+    std::vector<double> times;
+    for (int i = 0; i < count; ++i) times.push_back(trainer_->step(syncs));
+    std::ostringstream text;
+    text << "\"us\": " << list_of(times) << ", \"loss\": " << trainer_->first_loss();
+    return text.str();
+  }
+
+  std::string pairs(std::istream& words) {
+    std::string model;
+    std::array<std::string, 2> modes;
+    int count = 0;
+    words >> model >> modes[0] >> modes[1] >> count;
+    std::array<std::unique_ptr<Trainer>, 2> trainers;
+    for (std::size_t i = 0; i < 2; ++i) {
+      trainers[i] = std::make_unique<Trainer>(model, modes[i], world_);
+    }
+    for (const int i : {0, 1, 1, 0, 0, 1}) trainers[static_cast<std::size_t>(i)]->step();
+    std::array<std::vector<double>, 2> times;
+    for (int i = 0; i < count; ++i) {
+      const auto first = static_cast<std::size_t>(i % 2);  // each inherits the other's caches
+      times[first].push_back(trainers[first]->step());
+      times[1 - first].push_back(trainers[1 - first]->step());
+    }
+    return "\"" + modes[0] + "\": " + list_of(times[0]) + ", \"" + modes[1] +
+           "\": " + list_of(times[1]);
+  }
+
+  const convoy::ProcessGroup& world_;
+  std::unique_ptr<Trainer> trainer_;
+};
+
+int serve(const std::string& folder) {
+  torch::set_num_threads(1);
+  const auto world = convoy::init();
+  std::ifstream cases(folder + "/" + std::to_string(world.rank()));
+  std::ofstream answers;
+  if (world.rank() == 0) answers.open(folder + "/answers");
+  Ranks ranks(world);
+  for (std::string line; std::getline(cases, line);) {
+    const std::string answer = ranks.answer(line);
+    if (world.rank() == 0) answers << "{" << answer << "}" << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace bench
+
+int main() {
+  const char* folder = std::getenv("BENCH_SIDE");
+  if (folder == nullptr) {
+    std::fprintf(stderr, "This is started by bench/ddp.py (make bench-ddp).\n");
+    return 2;
+  }
+  try {
+    return bench::serve(folder);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_ddp: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Our DistributedDataParallel beside Python's on Gloo, in turns, into build/bench/ddp.json.
+
+- step: SGD steps of four models, one thread a rank, both sides started in the same way. A step
+  takes as long as its slowest rank; the median counts. `gloo-best` is the fastest of Gloo's modes
+  (default, gradient_as_bucket_view, static_graph, both); `no_sync` is our model without reduction:
+  the bound.
+- memory: the peak over time of the sum of PSS over ranks, divided by ranks, from the moment before
+  the model is made, in a run of its own that is not timed. For `gloo-best` the least of its modes.
+- cost: what find_unused_parameters, and wrapping at world size 1, add to a step: two models in one
+  process that take turns; the median of the ratios of pairs.
+
+Run it through `make bench-ddp`, on a machine that does nothing else. It needs 16 GB of memory.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import sides
+
+# Most of Gloo's best time that a step may take on an idle 2-core machine.
+STEP_BARS = {"mlp-100m": 0.8, "gpt-10m": 1.0, "gpt-52m": 0.9, "resnet-50": 1.0}
+GLOO_MODES = ["default", "view", "static", "view+static"]
+# (model, ranks, mode, beside, most of a ratio)
+COSTS = [
+    ("gpt-52m", 2, "find_unused_parameters", "ddp", 1.03),
+    ("gpt-10m", 1, "ddp", "bare", 1.02),
+]
+SAMPLE_SECONDS = 0.01
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few steps: only to see that it works")
+    parser.add_argument("--rounds", type=int, help="turns of every side; 8")
+    parser.add_argument("--steps", type=int, help="of one turn; 5")
+    parser.add_argument("--pairs", type=int, help="of steps, for costs; 40")
+    parser.add_argument("--models", default=",".join(STEP_BARS), help="%(default)s")
+    parser.add_argument("--parts", default="step,memory,cost", help="%(default)s")
+    parser.add_argument("--launch", nargs="+", choices=["early", "late"], default=[],
+                        help="when our buckets go, instead of the default; both: beside each other")
+    parser.add_argument("--pin", action="store_true", help="ranks to cores of their own, all sides")
+    parser.add_argument("--json", type=Path, default=sides.ROOT / "build" / "bench" / "ddp.json")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 8)
+    options.steps = options.steps or (2 if options.quick else 5)
+    options.pairs = options.pairs or (6 if options.quick else 40)
+    options.ranks = 2
+    options.parts = options.parts.split(",")
+    models = options.models.split(",")
+
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ratios are peer's time / ours")
+    start = time.monotonic()
+    bench = Bench(options)
+    for model in models:
+        if {"step", "memory"} & set(options.parts):
+            bench.model(model)
+    if "cost" in options.parts:
+        for cost in COSTS:
+            if cost[0] in models:
+                bench.cost(*cost)
+    sides.write_records(bench.records, options.json)
+    print("\nBars:")
+    for met, text in bench.bars:
+        print(f"  {'met   ' if met else 'MISSED'} {text}")
+    print(f"\n{len(bench.records)} records in {options.json}, {time.monotonic() - start:.0f} s")
+    return 0 if all(met for met, _ in bench.bars) else 1
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.records, self.bars = [], []
+
+    def start(self, name, mode, ranks, command, environment):
+        """Both sides under our launcher: the same variables, the same placement."""
+        pin = ["--pin"] if self.options.pin else []
+        run = [sides.BIN / "convoy", "run", "-n", str(ranks), "--no-prefix", *pin]
+        return sides.Side(name, mode, ranks, [[*run, *command]],
+                          {"MKL_NUM_THREADS": "1"} | environment)
+
+    def ours(self, mode, ranks):
+        """`mode`: default, or when buckets go."""
+        environment = {} if mode == "default" else {"CONVOY_DDP_LAUNCH": mode}
+        return self.start("convoy", mode, ranks, [sides.BIN / "bench_ddp"], environment)
+
+    def gloo(self, mode, ranks):
+        python = sides.ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
+        return self.start("gloo", mode, ranks, [python, sides.ROOT / "bench" / "peer_ddp.py"],
+                          {"GLOO_SOCKET_IFNAME": "lo", "BENCH_MODE": mode})
+
+    def ways(self):
+        """(library, its mode, what the case says)"""
+        ours = self.options.launch or ["default"]
+        return [*(("convoy", mode, "ddp") for mode in ours), ("convoy", ours[0], "no_sync"),
+                *(("gloo", mode, "ddp") for mode in GLOO_MODES)]
+
+    def starter(self, library):
+        return self.ours if library == "convoy" else self.gloo
+
+    def model(self, model):
+        times = self.times(model) if "step" in self.options.parts else {}
+        memory = self.memory(model) if "memory" in self.options.parts else {}
+        modes = self.options.launch or ["default"]
+        gloo = [("gloo", mode, "ddp") for mode in GLOO_MODES]
+        best = min(gloo, key=times.get) if times else None
+        least = min(gloo, key=memory.get) if memory else None
+        peers = [("gloo-default", gloo[0], gloo[0]), ("gloo-best", best, least)]
+        peers.append(("no_sync", ("convoy", modes[0], "no_sync"), ("convoy", modes[0], "no_sync")))
+        for mode in modes:
+            ours = "convoy", mode, "ddp"
+            us, mb = times.get(ours), memory.get(ours)
+            for peer, way, lean in peers:
+                self.record(model, mode, peer, self.options.ranks, us, times.get(way), mb,
+                            memory.get(lean), way[1] if way and way[0] == "gloo" else "")
+            if us:
+                self.bar(us / times[best], STEP_BARS[model],
+                         f"{model} {mode}: step, of Gloo's best ({best[1]})")
+            if mb:
+                self.bar(mb / memory[least], 1,
+                         f"{model} {mode}: memory, of Gloo's least ({least[1]})")
+
+    def times(self, model):
+        """{way: median us}. Ranks of all sides stay up and sleep while others run."""
+        options, ways, losses = self.options, self.ways(), {}
+        times = {way: [] for way in ways}
+        running = {}
+        try:
+            for library, mode, _ in ways:
+                if (library, mode) not in running:
+                    running[library, mode] = self.starter(library)(mode, options.ranks)
+            for turn in range(options.rounds):
+                for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
+                    answer = running[way[:2]].run(("step", model, way[2], options.steps))
+                    times[way] += answer["us"]
+                    losses[way[:2]] = answer["loss"]
+        finally:
+            for side in running.values():
+                side.close()
+        if max(losses.values()) - min(losses.values()) > 1e-4 * max(losses.values()):
+            raise sides.SideFailed(f"{model} is not the same on all sides: first losses {losses}")
+        for way, us in times.items():
+            spread = sorted(us)
+            low, high = (spread[i] / 1e3 for i in (len(us) // 10, -1 - len(us) // 10))
+            show(model, way, f"{median(us) / 1e3:8.1f} ms a step  [{low:.1f} - {high:.1f}]")
+        return {way: median(us) for way, us in times.items()}
+
+    def memory(self, model):
+        """{way: MB a rank}. Each side alone, so that it shares nothing with another."""
+        memory = {}
+        for way in self.ways():
+            side = self.starter(way[0])(way[1], self.options.ranks)
+            try:
+                peak = Peak(side.run(("pids",)).values())
+                with peak:
+                    side.run(("step", model, way[2], 3))
+            finally:
+                side.close()
+            memory[way] = peak.bytes / side.ranks / 1e6
+            show(model, way, f"{memory[way]:8.1f} MB a rank")
+        return memory
+
+    def cost(self, model, ranks, mode, beside, most):
+        launch = (self.options.launch or ["default"])[0]
+        side = self.ours(launch, ranks)
+        try:
+            times = side.run(("pairs", model, beside, mode, self.options.pairs), limit=1200)
+        finally:
+            side.close()
+        ratio = median(b / a for a, b in zip(times[beside], times[mode]))
+        us, their_us = median(times[mode]), median(times[beside])
+        print(f"{model:9} {mode} {us / 1e3:.1f} ms, {beside} {their_us / 1e3:.1f} ms, "
+              f"{ratio - 1:+.2%}", flush=True)
+        self.record(model, mode, beside, ranks, us, their_us, cost=round(ratio - 1, 4),
+                    pairs=self.options.pairs)
+        self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
+
+    def record(self, model, mode, peer, ranks, us=None, their_us=None, mb=None, their_mb=None,
+               setting="", **more):
+        self.records.append({
+            "bench": "ddp", "model": model, "mode": mode, "peer": peer, "ranks": ranks,
+            "ours_us": us and round(us, 1), "peer_us": their_us and round(their_us, 1),
+            "ratio": us and round(their_us / us, 3),
+            "ours_pss_mb": mb and round(mb, 1), "peer_pss_mb": their_mb and round(their_mb, 1),
+            "setting": setting, **more})
+
+    def bar(self, value, most, text):
+        self.bars.append((value <= most, f"{text}: {value:.3f} x (bar {most})"))
+
+
+def show(model, way, text):
+    print(f"{model:9} {way[0]:6} {way[1]:11} {way[2]:7} {text}", flush=True)
+
+
+class Peak:
+    """The most that processes use together while it is entered."""
+
+    def __init__(self, pids):
+        self.files = [f"/proc/{pid}/smaps_rollup" for pid in pids]
+        self.bytes = 0
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+    def watch(self):
+        while not self.done.wait(SAMPLE_SECONDS):
+            self.bytes = max(self.bytes, sum(pss(file) for file in self.files))
+
+
+def pss(file):
+    with open(file) as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (sides.SideFailed, subprocess.SubprocessError) as error:
+        sys.exit(f"bench: {error}")
