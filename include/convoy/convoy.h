@@ -12,5 +12,7 @@
 // Process groups.
 #include "convoy/group.h"
 #include "convoy/init.h"
+#include "convoy/mpi.h"
 #include "convoy/nn.h"
+#include "convoy/window.h"
 #include "convoy/work.h"

@@ -22,6 +22,8 @@ class Backend;
 
 namespace convoy {
 
+class Window;
+
 // Options of single calls. A timeout of 0 is the group's own.
 struct CallOptions {
   std::chrono::milliseconds timeout{0};
@@ -219,6 +221,10 @@ class ProcessGroup {
   // A tensor in memory that all ranks of the host work on in place, if the backend has such memory;
   // an ordinary one otherwise. Not cleared.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
+
+  // A window on every rank's tensor, which must be of allocate() and contiguous; sizes and types
+  // may differ. Collective. Only on backend "convoy": kUnsupported elsewhere.
+  Window window(const at::Tensor& tensor, const CallOptions& options = {}) const;
 
   // Pending and later operations fail on every rank, if the backend can.
   void abort() const;
