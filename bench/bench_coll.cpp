@@ -1,4 +1,5 @@
-// Our side of bench/coll.py; started on every rank by `convoy run`.
+// Our sides of bench/coll.py: started on every rank by `convoy run`, or, with the word mpi, by
+// mpirun: then the same calls go over backend "mpi".
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -6,6 +7,7 @@
 
 #include "base/error.h"
 #include "coll/group.h"
+#include "mpi/module.h"
 #include "side.h"
 
 namespace {
@@ -28,9 +30,8 @@ coll::DataType type_of(const std::string& name) {
 
 class Convoy final : public bench::Side {
  public:
-  Convoy(int rank, int size)
-      : group_(coll::Group::create(launcher_store(), rank, size,
-                                   {.name = "bench", .timeout = std::chrono::seconds(120)})) {}
+  Convoy(std::shared_ptr<coll::Group> group, bool shares)
+      : group_(std::move(group)), shares_(shares) {}
 
   // `bytes` is what a rank puts in, or gets out if that is more.
   std::vector<std::string> prepare(const bench::Case& next) override {
@@ -38,7 +39,7 @@ class Convoy final : public bench::Side {
     type_ = type_of(next.type);
     ranks_ = static_cast<std::size_t>(group_->size());
     count_ = next.bytes / coll::size_of(type_);
-    const bool shared = next.path == "group";
+    const bool shared = next.path == "group" && shares_;
     const bool two =
         next.op == "all_to_all" || next.op == "reduce_scatter" || next.op == "all_gather";
     output_ = {};
@@ -107,6 +108,7 @@ class Convoy final : public bench::Side {
   };
 
   std::shared_ptr<coll::Group> group_;
+  bool shares_;  // memory
   bench::Case case_;
   coll::DataType type_ = coll::DataType::kF32;
   std::size_t count_ = 0;
@@ -116,10 +118,17 @@ class Convoy final : public bench::Side {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  constexpr std::chrono::seconds kTimeout(120);
   try {
-    const int rank = environment_number("RANK");
-    Convoy side(rank, environment_number("WORLD_SIZE"));
+    const bool mpi = argc > 1 && std::strcmp(argv[1], "mpi") == 0;
+    auto group = mpi ? coll::Group::over(
+                           mpi::module().of_world({.name = "bench", .timeout = kTimeout}), kTimeout)
+                     : coll::Group::create(launcher_store(), environment_number("RANK"),
+                                           environment_number("WORLD_SIZE"),
+                                           {.name = "bench", .timeout = kTimeout});
+    const int rank = group->rank();
+    Convoy side(std::move(group), !mpi);
     return bench::serve(rank, side);
   } catch (const convoy::Error& error) {
     std::cerr << "bench_coll: " << error.what() << "\n";

@@ -2,7 +2,7 @@
 """Times our collectives beside their peers, in turns, and writes build/bench/coll.json.
 
 Peers: Gloo through torch.distributed, Open MPI (its default, and settings that are better
-somewhere) and the hand-written limit of bench/limit. A peer that is not installed is left out, and
+somewhere), our own backend "mpi" over it, and the hand-written limit of bench/limit. A peer that is not installed is left out, and
 that is said. Run it through `make bench-coll` or `make bench-quick`, on a machine that does nothing
 else: with other work beside it only large differences mean something.
 """
@@ -78,6 +78,11 @@ def start_sides(ranks, wanted, most_bytes):
             found += [sides.open_mpi(ranks, *setting) for setting in MPI_SETTINGS.items()]
         else:
             print("openmpi: not installed; left out")
+    if "mpi" in wanted:
+        if shutil.which("mpirun") and (sides.BIN / ".." / "lib" / "libconvoy_mpi.so").exists():
+            found.append(sides.convoy_mpi(ranks))
+        else:
+            print("mpi: not built; left out")
     if "gloo" in wanted:
         found.append(sides.gloo(ranks))
     return found
@@ -120,12 +125,26 @@ def show_bars(records):
                   f"{ratio:.2f} x {peer} (bar {least})")
 
 
+def show_overhead(records):
+    """What backend "mpi" adds to Open MPI in the same setting."""
+    times = {}
+    for r in records:
+        if r["peer"] == "mpi" or (r["peer"], r["setting"]) == ("openmpi", "default"):
+            times.setdefault((r["op"], r["dtype"], r["path"], r["ranks"], r["bytes"]), {})[r["peer"]] = r["peer_us"]
+    print("\nBackend mpi beside Open MPI itself (bar: 2 us more, up to 4 KB):")
+    for (op, dtype, path, ranks, size), us in times.items():
+        if len(us) == 2 and size <= 4 * KB:
+            more = us["mpi"] - us["openmpi"]
+            print(f"  {'met   ' if more <= 2 else 'MISSED'} {op} {dtype} n={ranks} {human(size):>7}: "
+                  f"{us['openmpi']:.2f} us, over us {us['mpi']:.2f} us")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer sizes, less than two minutes")
     parser.add_argument("--rounds", type=int, help="times that every side measures every case")
     parser.add_argument("--seconds", type=float, default=0.03, help="of one measurement, about")
-    parser.add_argument("--peers", default="limit,openmpi,gloo",
+    parser.add_argument("--peers", default="limit,openmpi,mpi,gloo",
                         help="also NAME=value: ourselves, with this variable set")
     parser.add_argument("--ops", help="only these operations")
     parser.add_argument("--ranks", help="only these numbers of ranks")
@@ -160,6 +179,7 @@ def main():
     records = results.records("coll")
     sides.write_records(records, options.json)
     show_bars(records)
+    show_overhead(records)
     print(f"\n{len(records)} records in {options.json}, {time.monotonic() - start:.0f} s")
     return 0
 

@@ -104,12 +104,21 @@ def limit(ranks, most_bytes):
 
 
 def open_mpi(ranks, setting="", arguments=()):
+    return mpirun("openmpi", setting, ranks, arguments, [BIN / "bench_mpi"])
+
+
+def convoy_mpi(ranks):
+    """Our backend "mpi": Open MPI in its default setting, through us."""
+    return mpirun("mpi", "", ranks, (), [BIN / "bench_coll", "mpi"])
+
+
+def mpirun(name, setting, ranks, arguments, program):
     command = ["mpirun", "-n", str(ranks), *arguments]
     if ranks > cores():
         command.append("--oversubscribe")
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
-    return Side("openmpi", setting, ranks, [[*command, BIN / "bench_mpi"]],
+    return Side(name, setting, ranks, [[*command, *program]],
                 {"OMPI_MCA_btl_base_warn_component_unused": "0"})
 
 
@@ -139,7 +148,7 @@ class Results:
         for turn in range(rounds):
             self.probe(sides, cases)
             for side in sides[turn % len(sides):] + sides[:turn % len(sides)]:
-                if side.name in ("openmpi", "gloo"):
+                if side.name in ("openmpi", "mpi", "gloo"):
                     self.add(side, cases, side.run(cases[0]))
                 else:
                     for case in cases:

@@ -4,6 +4,7 @@
 //   torchrun --no-python --nproc-per-node 4 all_reduce
 //   mpirun -n 4 all_reduce
 //   all_reduce                                            (a group of one)
+//   mpirun -n 4 all_reduce mpi                            (over MPI, on any number of hosts)
 #include <convoy/error.h>
 #include <convoy/group.h>
 #include <convoy/init.h>
@@ -14,8 +15,8 @@
 
 namespace {
 
-void run() {
-  const auto world = convoy::init();
+void run(const std::string& backend) {
+  const auto world = convoy::init({.backend = backend});
 
   // In place, and it waits.
   auto ones = torch::ones({1000});
@@ -46,9 +47,9 @@ void run() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    run();
+    run(argc > 1 ? argv[1] : "convoy");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

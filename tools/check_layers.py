@@ -23,8 +23,9 @@ MAY_INCLUDE = {
     "store": ["base", "os"],
     "transport": ["base", "os"],
     "coll": ["base", "os", "store", "transport"],
+    "mpi": CORE,
     "tensor": CORE,
-    "group": BELOW_GROUPS,
+    "group": BELOW_GROUPS + ["mpi"],
     "share": BELOW_GROUPS,
     "ddp": GROUPS,
     "rpc": GROUPS,
@@ -34,7 +35,7 @@ MAY_INCLUDE = {
     "optim": GROUPS + ["rpc", "ddp", "autograd"],
     "launch": ["base", "os", "store"],
 }
-TORCH_FREE = CORE + ["launch"]
+TORCH_FREE = CORE + ["mpi", "launch"]
 
 # Public header -> its layer. "all" is the header that includes the others: for users only.
 PUBLIC_HEADERS = {
@@ -52,8 +53,10 @@ PUBLIC_HEADERS = {
     "group.h": "group",
     "hooks.h": "ddp",
     "init.h": "group",
+    "mpi.h": "group",
     "nn.h": "group",
     "rendezvous.h": "group",
+    "window.h": "group",
     "work.h": "group",
     "share.h": "share",
     "ddp.h": "ddp",

@@ -10,6 +10,10 @@
 
 namespace convoy {
 
+namespace coll {
+class Group;  // opaque
+}
+
 // Collectives of the ranks of one host over shared memory, as a c10d::Backend: for torch's own
 // ProcessGroup, and for programs that call it directly.
 //
@@ -143,6 +147,12 @@ class ConvoyBackend : public c10d::Backend {
   at::Tensor allocateTensor(long numel, at::TensorOptions options = {}) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
+  // True: the ranks are on one host and work on each other's memory. False: a class made of this
+  // one carries the same operations over something else.
+  virtual bool shares_memory() const { return true; }
+  // What carries its operations, for the library itself.
+  coll::Group& group() const;
+
   // Ranks whose processes are gone, as far as this one has heard.
   std::vector<int> lost_ranks() const;
 
@@ -153,6 +163,8 @@ class ConvoyBackend : public c10d::Backend {
   c10d::ErrorType getError() override;
 
  protected:
+  // Over a group that was made otherwise.
+  ConvoyBackend(std::shared_ptr<coll::Group> group, const c10::intrusive_ptr<Options>& options);
   // Makes the backend of a split or merge. For a language whose backends end in their own way.
   virtual c10::intrusive_ptr<c10d::Backend> make(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size,

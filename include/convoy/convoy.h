@@ -14,7 +14,9 @@
 #include "convoy/event.h"
 #include "convoy/group.h"
 #include "convoy/init.h"
+#include "convoy/mpi.h"
 #include "convoy/nn.h"
+#include "convoy/window.h"
 #include "convoy/work.h"
 
 // Data parallel training.

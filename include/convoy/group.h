@@ -24,6 +24,8 @@ class Backend;
 
 namespace convoy {
 
+class Window;
+
 // Options of single calls. A timeout of 0 is the group's own.
 struct CallOptions {
   std::chrono::milliseconds timeout{0};
@@ -258,8 +260,12 @@ class ProcessGroup {
   // Calls `callback` when an operation of this rank has ended, well or not, on the thread that
   // ended it and before anybody who waits for it goes on. It must not wait for the group; what it
   // throws is logged. Until the handle is removed or destroyed. kUnsupported unless the backend is
-  // "convoy".
+  // "convoy" or "mpi".
   EventHandle on_event(EventCallback callback) const;
+
+  // A window on every rank's tensor, which must be of allocate() and contiguous; sizes and types
+  // may differ. Collective. Only on backend "convoy": kUnsupported elsewhere.
+  Window window(const at::Tensor& tensor, const CallOptions& options = {}) const;
 
   // Pending and later operations fail on every rank, if the backend can.
   void abort() const;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "coll/engine_wait.h"
+#include "coll/report.h"
 #include "os/flight_recorder.h"
 #include "os/machine.h"
 
@@ -262,9 +263,7 @@ void Engine::compare_signatures(const Running& running) {
   for (int r = 1; r < size_; ++r) {
     const Signature& other = slot(r, running.number).signature;
     if (other == first) continue;
-    fail(ErrorKind::kInvalidArgument, prefix(running), "ranks disagree: rank 0 called ",
-         first.to_string(), ", rank ", r, " called ", other.to_string(),
-         "; no data was touched; every rank must make the same calls in the same order");
+    fail_signatures(speaker(running), first, r, other);
   }
 }
 
@@ -277,9 +276,7 @@ void Engine::compare_tables(const Running& running) {
       const auto expected =
           layout_.table(base_, t, running.number).receive[static_cast<std::size_t>(s)];
       if (count_of(s, t) == expected) continue;
-      fail(ErrorKind::kInvalidArgument, prefix(running), "ranks disagree: rank ", s, " sends ",
-           count_of(s, t), " x ", to_string(running.call->signature.type), " to rank ", t,
-           ", which expects ", expected, "; no data was touched");
+      fail_counts(speaker(running), running.call->signature.type, {s, t, count_of(s, t), expected});
     }
   }
 }

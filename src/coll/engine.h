@@ -19,6 +19,7 @@
 namespace convoy::coll {
 
 class Movement;
+struct Speaker;
 
 struct EngineOptions {
   std::string name;          // of the group, for messages
@@ -48,6 +49,7 @@ class Engine {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   const shm::Mesh& mesh() const { return *mesh_; }
+  const std::shared_ptr<shm::Mesh>& shared_mesh() const { return mesh_; }
 
   // Runs operation `number` (1, 2, 3, ... in every rank). Throws Error:
   // - ranks disagree: kInvalidArgument on all of them, the group stays usable;
@@ -111,6 +113,7 @@ class Engine {
   [[noreturn]] void fail_run(const Running& running, ErrorKind kind, const std::string& cause);
   void record_failure(std::uint64_t number, ErrorKind kind, const std::string& cause) noexcept;
   std::pair<ErrorKind, std::string> recorded_cause() const;
+  Speaker speaker(const Running& running) const;
   std::string prefix(const Running& running) const;
 
   std::function<bool()> all_gave_up() const;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "coll/report.h"
 
 namespace convoy::coll {
 namespace {
@@ -73,9 +74,12 @@ std::string Engine::describe_gone(int rank) const {
                 mesh_->loss(rank).value_or("is gone"));
 }
 
+Speaker Engine::speaker(const Running& running) const {
+  return {running.call->signature.op, running.number, name_, rank_, size_};
+}
+
 std::string Engine::prefix(const Running& running) const {
-  return concat(to_string(running.call->signature.op), " #", running.number, ", group \"", name_,
-                "\", rank ", rank_, " of ", size_, ": ");
+  return operation_prefix(speaker(running));
 }
 
 // Throws if this operation, or one before it, has failed on any rank.

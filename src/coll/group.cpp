@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "base/loop.h"
 #include "coll/calls.h"
-#include "coll/engine.h"
-#include "coll/mail.h"
+#include "coll/medium.h"
 #include "coll/observer.h"
+#include "coll/shared_memory.h"
 
 namespace convoy::coll {
 
@@ -58,21 +58,18 @@ struct Work::Messages final : Work::Operation {
 // on the progress thread, or on a thread that waits for it, whichever is there first.
 class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
  public:
-  Impl(Store& store, int rank, int size, const GroupOptions& options)
-      : timeout_(options.timeout),
-        engine_(store, rank, size,
-                {.name = options.name,
-                 .threads = options.threads,
-                 .read_private = options.read_private,
-                 .deadline = Deadline::after(options.timeout)}),
-        observer_(options.name, engine_.mesh()),
-        calls_(options.name, rank, size),
-        mail_(engine_, [this] { return shared_from_this(); }) {}
+  Impl(std::shared_ptr<Medium> medium, std::chrono::nanoseconds timeout)
+      : timeout_(timeout),
+        medium_(std::move(medium)),
+        messages_(medium_->messages()),
+        observer_(*medium_),
+        calls_(medium_->name(), medium_->rank(), medium_->size()) {}
 
-  Engine& engine() { return engine_; }
+  Medium& medium() { return *medium_; }
+  const std::shared_ptr<Medium>& shared_medium() const { return medium_; }
 
   const CallMaker& calls() const { return calls_; }
-  Mail& mail() { return mail_; }
+  Messages& messages() { return messages_; }
   Observer& observer() { return observer_; }
 
   // Checked; without a deadline.
@@ -90,7 +87,8 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   bool is_done(const Work::Collective& operation);
   void close();
   std::string describe() const {
-    return concat("group \"", engine_.name(), "\", rank ", engine_.rank(), " of ", engine_.size());
+    return concat("group \"", medium_->name(), "\", rank ", medium_->rank(), " of ",
+                  medium_->size());
   }
 
  private:
@@ -108,10 +106,10 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
 
  private:
   const std::chrono::nanoseconds timeout_;
-  Engine engine_;
+  const std::shared_ptr<Medium> medium_;
+  Messages& messages_;  // the medium's
   Observer observer_;
   const CallMaker calls_;
-  Mail mail_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_:
@@ -147,7 +145,7 @@ void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
   }
   const auto seen = observer_.begin(call, number, now, Observer::Turn::kNow);
   try {
-    engine_.run(call, number);
+    medium_->run(call, number);
   } catch (...) {
     observer_.end(seen, std::current_exception());
     release_turn();
@@ -161,7 +159,7 @@ void Group::Impl::run(Transfer& transfer, const Observer::Seen& seen,
                       std::chrono::nanoseconds timeout) {
   transfer.deadline = deadline(timeout, seen.called);
   try {
-    mail_.run({&transfer, 1});
+    messages_.run({&transfer, 1});
   } catch (...) {
     observer_.end(seen, std::current_exception());
     throw;
@@ -210,7 +208,7 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
   std::exception_ptr error;
   observer_.start(operation->seen);
   try {
-    engine_.run(operation->call, operation->number);
+    medium_->run(operation->call, operation->number);
   } catch (...) {
     error = std::current_exception();
   }
@@ -291,9 +289,9 @@ void Group::Impl::close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  mail_.close();
+  messages_.close();
   // What runs fails now; what is queued fails when its turn comes, on the progress thread.
-  engine_.close();
+  medium_->close();
   changed_.notify_all();
   std::thread progress;
   bool in_callback = false;
@@ -317,14 +315,24 @@ std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int ra
     fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": ", options.threads,
          " threads; 1 to 64 are possible");
   }
-  return std::shared_ptr<Group>(new Group(std::make_shared<Impl>(*store, rank, size, options)));
+  return over(make_shared_memory(*store, rank, size,
+                                 {.name = options.name,
+                                  .threads = options.threads,
+                                  .read_private = options.read_private,
+                                  .deadline = Deadline::after(options.timeout)}),
+              options.timeout);
+}
+
+std::shared_ptr<Group> Group::over(std::shared_ptr<Medium> medium,
+                                   std::chrono::nanoseconds timeout) {
+  return std::shared_ptr<Group>(new Group(std::make_shared<Impl>(std::move(medium), timeout)));
 }
 
 Group::~Group() { impl_->close(); }
 
-int Group::rank() const { return impl_->engine().rank(); }
-int Group::size() const { return impl_->engine().size(); }
-const std::string& Group::name() const { return impl_->engine().name(); }
+int Group::rank() const { return impl_->medium().rank(); }
+int Group::size() const { return impl_->medium().size(); }
+const std::string& Group::name() const { return impl_->medium().name(); }
 
 void Group::all_reduce(const void* input, void* output, std::size_t count, DataType type,
                        const ReduceOptions& options) {
@@ -536,21 +544,22 @@ Work Group::monitored_barrier_async(const CallOptions& options, Callback done) {
 }
 
 shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().allocate(bytes); }
-void Group::abort(const std::string& why) { impl_->engine().abort(why); }
+void Group::abort(const std::string& why) { impl_->medium().abort(why); }
 void Group::close() { impl_->close(); }
 EventHandle Group::on_event(EventCallback callback) {
   return impl_->observer().on_event(std::move(callback));
 }
-bool Group::broken() const { return impl_->engine().broken(); }
+const std::shared_ptr<Medium>& Group::medium() const { return impl_->shared_medium(); }
+bool Group::broken() const { return impl_->medium().broken(); }
 
-std::optional<ErrorKind> Group::failure() const { return impl_->engine().failure(); }
+std::optional<ErrorKind> Group::failure() const { return impl_->medium().failure(); }
 
 std::uint64_t Group::last_issued() const { return impl_->last_issued(); }
 
-std::vector<int> Group::lost_ranks() const { return impl_->engine().lost_ranks(); }
+std::vector<int> Group::lost_ranks() const { return impl_->medium().lost_ranks(); }
 
-std::vector<int> Group::late_ranks() const { return impl_->engine().late_ranks(); }
-std::uint64_t Group::last_completed() const { return impl_->engine().last_completed(); }
+std::vector<int> Group::late_ranks() const { return impl_->medium().late_ranks(); }
+std::uint64_t Group::last_completed() const { return impl_->medium().last_completed(); }
 
 Transfer Group::Impl::transfer(const Message& message) const {
   const bool sends = message.kind == Message::Kind::kSend;
@@ -561,7 +570,7 @@ Transfer Group::Impl::transfer(const Message& message) const {
   if (message.count > SIZE_MAX / 2 / size_of(message.type)) refuse("the count is too large");
   if (message.count != 0 && !message.data) refuse("the buffer is null");
   const bool any = !sends && message.peer == kAnyRank;
-  if (!any && (message.peer < 0 || message.peer >= engine_.size())) {
+  if (!any && (message.peer < 0 || message.peer >= medium_->size())) {
     refuse("there is no rank ", message.peer);
   }
   Transfer transfer;
@@ -612,7 +621,7 @@ Group::Callback last_of(std::size_t count, Group::Callback done) {
 void Group::send(const void* data, std::size_t count, DataType type, int target,
                  const MessageOptions& options) {
   Transfer transfer = impl_->transfer(send_of(data, count, type, target, options));
-  if (impl_->mail().try_send(transfer)) return impl_->observer().note(transfer);
+  if (impl_->messages().try_send(transfer)) return impl_->observer().note(transfer);
   impl_->run(transfer, impl_->observer().begin(transfer), options.timeout);
 }
 
@@ -620,7 +629,7 @@ int Group::recv(void* data, std::size_t count, DataType type, int source,
                 const MessageOptions& options) {
   Transfer transfer = impl_->transfer(receive_of(data, count, type, source, options));
   const auto seen = impl_->observer().begin(transfer);
-  if (impl_->mail().try_receive(transfer)) {
+  if (impl_->messages().try_receive(transfer)) {
     impl_->observer().end(seen);
   } else {
     impl_->run(transfer, seen, options.timeout);
@@ -644,7 +653,7 @@ void Group::batch(std::span<const Message> messages, std::chrono::nanoseconds ti
     }
   };
   try {
-    impl_->mail().run(transfers);
+    impl_->messages().run(transfers);
   } catch (...) {
     tell(std::current_exception());
     throw;
@@ -683,7 +692,7 @@ Work Group::batch_async(std::span<const Message> messages, std::chrono::nanoseco
       if (each) each(error);
     };
   }
-  impl_->mail().start(operation->transfers);
+  impl_->messages().start(operation->transfers);
   return Work(operation);
 }
 
@@ -692,7 +701,7 @@ bool Work::Collective::wait_until(const Deadline& deadline) { return group->wait
 
 bool Work::Messages::is_done() {
   for (const auto& transfer : transfers) {
-    if (!group->mail().is_done(*transfer)) return false;
+    if (!group->messages().is_done(*transfer)) return false;
   }
   return true;
 }
@@ -702,7 +711,7 @@ bool Work::Messages::wait_until(const Deadline& deadline) {
   std::exception_ptr first;
   for (const auto& transfer : transfers) {
     try {
-      if (!group->mail().wait(*transfer, deadline)) return false;
+      if (!group->messages().wait(*transfer, deadline)) return false;
     } catch (...) {
       if (!first) first = std::current_exception();
     }

@@ -20,6 +20,7 @@
 namespace convoy::coll {
 
 class Group;
+class Medium;
 
 // An operation under way. Copies share it. Thread-safe.
 class [[nodiscard]] Work {
@@ -46,9 +47,10 @@ class [[nodiscard]] Work {
   std::shared_ptr<Operation> operation_;
 };
 
-// Ranks of one host that move bytes together. Operations of a group run in the order in which they
-// are issued, which must be the same on all ranks; groups are independent of each other. Methods
-// may be called from any thread, but then it is the caller who keeps the order equal on all ranks.
+// Ranks that move bytes together: of one host, unless over() is given another medium. Operations of
+// a group run in the order in which they are issued, which must be the same on all ranks; groups
+// are independent of each other. Methods may be called from any thread, but then it is the caller
+// who keeps the order equal on all ranks.
 //
 // Synchronous calls run on the calling thread and, those on single buffers, allocate nothing;
 // asynchronous ones on the group's progress thread, started by the first of them. All throw Error;
@@ -63,6 +65,10 @@ class Group {
   // (with_prefix). kTimeout names the ranks that did not come.
   static std::shared_ptr<Group> create(const std::shared_ptr<Store>& store, int rank, int size,
                                        const GroupOptions& options = {});
+  // On something else than shared memory, whose ranks have met already. `timeout` is that of
+  // operations which do not bring their own.
+  static std::shared_ptr<Group> over(std::shared_ptr<Medium> medium,
+                                     std::chrono::nanoseconds timeout);
   // Leaves the group; pending operations fail. Does not wait for other ranks.
   ~Group();
   Group(const Group&) = delete;
@@ -71,6 +77,7 @@ class Group {
   int rank() const;
   int size() const;
   const std::string& name() const;
+  const std::shared_ptr<Medium>& medium() const;
 
   // Where input and output are one buffer, or one is the other's part as said below, the operation
   // works in place; any other overlap is an error.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "coll/control.h"
+#include "coll/messages.h"
 #include "convoy/deadline.h"
 #include "convoy/error.h"
 #include "transport/shm/fabric.h"
@@ -21,27 +22,6 @@
 namespace convoy::coll {
 
 class Engine;
-
-// A message to or from another rank, as this one sees it.
-struct Transfer {
-  bool sends = false;
-  std::byte* data = nullptr;  // only read if it sends
-  std::size_t bytes = 0;
-  DataType type = DataType::kU8;
-  int peer = 0;  // -1: from any
-  std::uint64_t tag = 0;
-  Deadline deadline = Deadline::never();
-  std::function<void(std::exception_ptr)> callback;
-
-  // Of the Mail, guarded by its mutex:
-  bool done = false;
-  std::exception_ptr error;
-  int source = -1;                 // whose message was received
-  std::size_t moved = 0;           // bytes copied on this side
-  shm::Block bounce;               // of a send of private data
-  std::shared_ptr<Transfer> self;  // keeps an asynchronous one alive while it is pending
-  std::list<Transfer*>::iterator place;
-};
 
 // The point-to-point messages of one rank of a group. Every ordered pair of ranks has a ring of
 // letters in shared memory. Small messages travel in the letter or beside it, and are done for the
@@ -52,27 +32,21 @@ struct Transfer {
 // Letters are always taken out of the ring, wanted or not, so no order of sends and receives can
 // block another. All methods may be called from any thread; whoever waits moves everybody's
 // messages along, and a thread does so for asynchronous ones.
-class Mail {
+class Mail final : public Messages {
  public:
   // `keep` gives what the thread must keep alive: the engine, and this.
   Mail(Engine& engine, std::function<std::shared_ptr<void>()> keep);
-  ~Mail();
+  ~Mail() override;
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
-  // The short way for small messages: no list, no clock. False: nothing was done; take the long
-  // one.
-  bool try_send(const Transfer& send);
-  bool try_receive(Transfer& receive);
-  // Sends and receives, in no order, and waits for all. Throws the first error.
-  void run(std::span<Transfer> transfers);
-  void start(std::span<const std::shared_ptr<Transfer>> transfers);
-  // Throws the transfer's error. False: `deadline` passed first.
-  bool wait(const Transfer& transfer, const Deadline& deadline);
-  bool is_done(const Transfer& transfer);
-
-  // What is pending fails; nothing is accepted any more. Idempotent.
-  void close();
+  bool try_send(const Transfer& send) override;
+  bool try_receive(Transfer& receive) override;
+  void run(std::span<Transfer> transfers) override;
+  void start(std::span<const std::shared_ptr<Transfer>> transfers) override;
+  bool wait(const Transfer& transfer, const Deadline& deadline) override;
+  bool is_done(const Transfer& transfer) override;
+  void close() override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;

@@ -4,8 +4,9 @@
 
 #include "base/call_scope.h"
 #include "base/log.h"
-#include "coll/mail.h"
+#include "coll/medium.h"
 #include "coll/mesh.h"
+#include "coll/shared_memory.h"
 
 namespace convoy::coll {
 namespace {
@@ -30,10 +31,14 @@ struct Names {
 };
 const Names kNames;
 
-flight::GroupMember member(const std::string& name, const shm::Mesh& mesh) {
+// Whose processes are known only on one host.
+flight::GroupMember member(Medium& medium) {
   flight::GroupMember member{
-      .name = name, .rank = mesh.rank(), .size = mesh.size(), .processes = {}};
-  for (int r = 0; r < mesh.size(); ++r) member.processes.push_back(mesh.process(r).pid);
+      .name = medium.name(), .rank = medium.rank(), .size = medium.size(), .processes = {}};
+  const auto mesh = mesh_of(medium);
+  for (int r = 0; mesh && r < medium.size(); ++r) {
+    member.processes.push_back(mesh->process(r).pid);
+  }
   return member;
 }
 
@@ -72,11 +77,11 @@ void count(const Call& call, std::uint64_t ranks, flight::Operation& operation) 
 
 }  // namespace
 
-Observer::Observer(std::string name, const shm::Mesh& mesh)
-    : name_(std::move(name)),
-      size_(static_cast<std::uint64_t>(mesh.size())),
+Observer::Observer(Medium& medium)
+    : name_(medium.name()),
+      size_(static_cast<std::uint64_t>(medium.size())),
       recorder_(flight::Recorder::instance()),
-      group_(recorder_.add_group(member(name_, mesh))) {}
+      group_(recorder_.add_group(member(medium))) {}
 
 Observer::~Observer() { recorder_.remove_group(group_); }
 

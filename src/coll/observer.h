@@ -11,12 +11,9 @@
 #include "convoy/call_site.h"
 #include "os/flight_recorder.h"
 
-namespace convoy::shm {
-class Mesh;
-}
-
 namespace convoy::coll {
 
+class Medium;
 struct Transfer;
 
 // What one rank of a group tells of its operations: always to the process's flight record, and to
@@ -25,7 +22,7 @@ class Observer {
  public:
   using Clock = flight::Clock;
 
-  Observer(std::string name, const shm::Mesh& mesh);
+  explicit Observer(Medium& medium);
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
   ~Observer();

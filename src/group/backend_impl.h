@@ -10,6 +10,7 @@
 
 #include "base/guarded.h"
 #include "coll/group.h"
+#include "coll/medium.h"
 #include "convoy/backend.h"
 #include "group/convoy_work.h"
 #include "tensor/elements.h"
@@ -42,8 +43,7 @@ inline std::size_t count_of(const at::Tensor& tensor) {
 // The state of a ConvoyBackend, and how it carries out one operation.
 class ConvoyBackend::Impl {
  public:
-  Impl(const std::shared_ptr<Store>& store, int rank, int size,
-       c10::intrusive_ptr<Options> options);
+  Impl(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options);
 
   coll::Group& group() { return *group_; }
   const Options& options() const { return *options_; }
@@ -88,8 +88,13 @@ class ConvoyBackend::Impl {
   // A message, which is always issued: as a part of a batch while this thread coalesces.
   WorkPtr submit(Job job, const coll::Message& message, std::chrono::nanoseconds timeout);
   // An operation that is carried out by now(group) on this thread, without allocating; no Work.
+  // `output` if it is another tensor.
   template <class Now>
-  WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, const Now& now);
+  WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, const Now& now,
+                  const at::Tensor& output = {});
+  template <class Now>
+  void message_now(OpType op, const char* title, const at::Tensor& tensor, Packing& packing,
+                   const Now& now);
   // True if a call may use at_once: it must not become part of something.
   bool alone(bool async) const { return !async && !coalescing(); }
 
@@ -98,6 +103,9 @@ class ConvoyBackend::Impl {
   // Gives up the block of this thread, or of all.
   void cancel_coalescing();
   void cancel_all(const std::string& why);
+
+  // After a failure: memory that the group may go on using must live as long as the process.
+  static void keep_if_held(const coll::Medium& medium, std::shared_ptr<const void> memory);
 
  private:
   struct Letter {
@@ -153,10 +161,15 @@ class ConvoyBackend::Impl {
 
 template <class Now>
 WorkPtr ConvoyBackend::Impl::at_once(OpType op, const char* title, const at::Tensor& tensor,
-                                     const Now& now) {
+                                     const Now& now, const at::Tensor& output) {
   RECORD_FUNCTION(title, std::vector<c10::IValue>({tensor}));
   const Completions::Told told(*completions_, *group_, op);
-  now(*group_);
+  try {
+    now(*group_);
+  } catch (...) {
+    keep_if_held(*group_->medium(), std::make_shared<Tensors>(Tensors{tensor, output}));
+    throw;
+  }
   return nullptr;
 }
 
@@ -169,7 +182,12 @@ WorkPtr ConvoyBackend::Impl::submit(Job job, const Now& now, const Start& start)
   }
   RECORD_FUNCTION(job.title, std::vector<c10::IValue>(job.inputs.begin(), job.inputs.end()));
   const Completions::Told told(*completions_, *group_, job.op);
-  now(*group_);
+  try {
+    now(*group_);
+  } catch (...) {
+    keep_if_held(*group_->medium(), job.packing);
+    throw;
+  }
   job.end();
   return nullptr;
 }
@@ -177,7 +195,10 @@ WorkPtr ConvoyBackend::Impl::submit(Job job, const Now& now, const Start& start)
 template <class Start>
 WorkPtr ConvoyBackend::Impl::begin(Job job, std::uint64_t number, const Start& start) {
   auto work = make_work(job, number);
-  const auto done = [work, job = std::move(job)](const std::exception_ptr& error) {
+  // Not the group, which may end before its operations do.
+  const auto done = [work, job = std::move(job),
+                     medium = group_->medium()](const std::exception_ptr& error) {
+    if (error) keep_if_held(*medium, job.packing);
     work->complete_after([&] { job.end(); }, error);
   };
   try {

@@ -93,13 +93,25 @@ WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message,
   });
 }
 
+// A message on this thread, of a packed tensor.
+template <class Now>
+void ConvoyBackend::Impl::message_now(OpType op, const char* title, const at::Tensor& tensor,
+                                      Packing& packing, const Now& now) {
+  try {
+    at_once(op, title, tensor, now);
+  } catch (...) {
+    keep_if_held(*group_->medium(), std::make_shared<Packing>(std::move(packing)));
+    throw;
+  }
+}
+
 void ConvoyBackend::send_now(const at::Tensor& tensor, int target, int tag,
                              std::chrono::milliseconds timeout) {
   const coll::MessageOptions options{.tag = static_cast<std::uint32_t>(tag),
                                      .timeout = impl_->timeout(timeout)};
   Packing packing;
   const Piece piece = packing.input(tensor);
-  impl_->at_once(OpType::SEND, "convoy:send", tensor, [&](coll::Group& group) {
+  impl_->message_now(OpType::SEND, "convoy:send", tensor, packing, [&](coll::Group& group) {
     group.send(piece.data, piece.count, element_type(tensor.scalar_type()), target, options);
   });
 }
@@ -112,7 +124,7 @@ int ConvoyBackend::recv_now(const at::Tensor& tensor, int source, int tag,
   const Piece piece = packing.output(tensor);
   int sender = source;
   const auto op = source == coll::kAnyRank ? OpType::RECVANYSOURCE : OpType::RECV;
-  impl_->at_once(op, "convoy:recv", tensor, [&](coll::Group& group) {
+  impl_->message_now(op, "convoy:recv", tensor, packing, [&](coll::Group& group) {
     sender =
         group.recv(piece.data, piece.count, element_type(tensor.scalar_type()), source, options);
   });
@@ -175,8 +187,9 @@ WorkPtr ConvoyBackend::Impl::send_batch(const std::vector<Letter>& letters) {
     whole.outputs.insert(whole.outputs.end(), letter.job.outputs.begin(), letter.job.outputs.end());
   }
   const auto work = make_work(whole, messages_);
-  const auto done = [work, letters](const std::exception_ptr& error) {
+  const auto done = [work, letters, medium = group_->medium()](const std::exception_ptr& error) {
     for (const auto& letter : letters) {
+      if (error) keep_if_held(*medium, letter.job.packing);
       letter.work->complete_after([&] { letter.job.end(); }, error);
     }
     work->complete_after([] {}, error);

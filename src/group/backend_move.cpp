@@ -118,9 +118,11 @@ WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
   const auto type = element_type(input.scalar_type());
   if (impl_->alone(opts.asyncOp) && is_simple(input) && is_simple(output)) {
     return impl_->at_once(
-        OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", input, [&](coll::Group& group) {
+        OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", input,
+        [&](coll::Group& group) {
           group.all_gather(input.data_ptr(), output.data_ptr(), count_of(input), type, options);
-        });
+        },
+        output);
   }
   Impl::Job job{
       OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", opts.asyncOp, {input}, {output}};

@@ -187,11 +187,13 @@ WorkPtr ConvoyBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
   const auto options = impl_->call(opts.reduceOp, opts.timeout);
   const auto type = element_type(output.scalar_type());
   if (impl_->alone(opts.asyncOp) && is_simple(input) && is_simple(output)) {
-    return impl_->at_once(OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", input,
-                          [&](coll::Group& group) {
-                            group.reduce_scatter(input.data_ptr(), output.data_ptr(),
-                                                 count_of(output), type, options);
-                          });
+    return impl_->at_once(
+        OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", input,
+        [&](coll::Group& group) {
+          group.reduce_scatter(input.data_ptr(), output.data_ptr(), count_of(output), type,
+                               options);
+        },
+        output);
   }
   Impl::Job job{
       OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", opts.asyncOp, {input}, {output}};

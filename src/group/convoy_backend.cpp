@@ -10,6 +10,22 @@
 namespace convoy {
 namespace {
 
+// A copy: the caller's may change.
+c10::intrusive_ptr<ConvoyBackend::Options> copy_of(
+    const c10::intrusive_ptr<ConvoyBackend::Options>& options) {
+  return options ? c10::make_intrusive<ConvoyBackend::Options>(*options)
+                 : c10::make_intrusive<ConvoyBackend::Options>();
+}
+
+std::shared_ptr<coll::Group> make_group(const std::shared_ptr<Store>& store, int rank, int size,
+                                        const ConvoyBackend::Options& options) {
+  return coll::Group::create(store, rank, size,
+                             {.name = options.group_name.empty() ? "convoy" : options.group_name,
+                              .timeout = options.timeout,
+                              .threads = options.threads,
+                              .read_private = options.read_private});
+}
+
 coll::ReduceOptions reduce_options(const c10d::ReduceOp& op) {
   using coll::ReduceOp;
   coll::ReduceOptions options;
@@ -37,16 +53,8 @@ coll::ReduceOptions reduce_options(const c10d::ReduceOp& op) {
 
 }  // namespace
 
-ConvoyBackend::Impl::Impl(const std::shared_ptr<Store>& store, int rank, int size,
-                          c10::intrusive_ptr<Options> options)
-    : options_(std::move(options)),
-      timeout_(options_->timeout),
-      group_(coll::Group::create(
-          store, rank, size,
-          {.name = options_->group_name.empty() ? "convoy" : options_->group_name,
-           .timeout = options_->timeout,
-           .threads = options_->threads,
-           .read_private = options_->read_private})) {}
+ConvoyBackend::Impl::Impl(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options)
+    : options_(std::move(options)), timeout_(options_->timeout), group_(std::move(group)) {}
 
 c10::intrusive_ptr<ConvoyBackend::Options> ConvoyBackend::Impl::current_options() const {
   auto options = c10::make_intrusive<Options>(*options_);
@@ -61,6 +69,13 @@ coll::ReduceOptions ConvoyBackend::Impl::call(const c10d::ReduceOp& op,
   return options;
 }
 
+void ConvoyBackend::Impl::keep_if_held(const coll::Medium& medium,
+                                       std::shared_ptr<const void> memory) {
+  if (!medium.holds_buffers()) return;
+  static auto* const kept = new Guarded<std::vector<std::shared_ptr<const void>>>;
+  kept->lock()->push_back(std::move(memory));
+}
+
 c10::intrusive_ptr<ConvoyWork> ConvoyBackend::Impl::make_work(const Job& job,
                                                               std::uint64_t number) {
   return c10::make_intrusive<ConvoyWork>(
@@ -70,13 +85,16 @@ c10::intrusive_ptr<ConvoyWork> ConvoyBackend::Impl::make_work(const Job& job,
 
 ConvoyBackend::ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int size,
                              const c10::intrusive_ptr<Options>& options)
-    : Backend(rank, size),
-      // A copy: the caller's may change.
-      impl_(std::make_unique<Impl>(
-          store, rank, size,
-          options ? c10::make_intrusive<Options>(*options) : c10::make_intrusive<Options>())) {
+    : ConvoyBackend(make_group(store, rank, size, *copy_of(options)), options) {}
+
+ConvoyBackend::ConvoyBackend(std::shared_ptr<coll::Group> group,
+                             const c10::intrusive_ptr<Options>& options)
+    : Backend(group->rank(), group->size()),
+      impl_(std::make_unique<Impl>(std::move(group), copy_of(options))) {
   init();
 }
+
+coll::Group& ConvoyBackend::group() const { return impl_->group(); }
 
 ConvoyBackend::ConvoyBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                              const c10::intrusive_ptr<Options>& options)

@@ -32,6 +32,13 @@ Bytes copy_of(const at::Tensor& padded, std::int64_t length) {
   return object;
 }
 
+// Memory that a backend may go on using after an operation has failed, as MPI does: it must belong
+// to a tensor.
+template <class Bytes>
+at::Tensor lasting(const ProcessGroup::Impl& group, const Bytes& object) {
+  return group.shares_memory() ? view_of(object) : view_of(object).clone();
+}
+
 template <class Bytes>
 at::Tensor padded(const Bytes& object, std::int64_t length) {
   auto tensor = at::zeros({length}, at::kByte);
@@ -62,7 +69,7 @@ std::vector<Bytes> ProcessGroup::all_gather_object(const Bytes& mine, const Call
   const auto lengths = to_vector(all_gather(length_of(mine), options));
   std::vector<Bytes> objects;
   Tensors tensors;
-  if (impl().own) {
+  if (impl().shares_memory()) {
     for (const auto length : lengths) objects.push_back(make<Bytes>(length));
     for (auto& object : objects) tensors.push_back(view_of(object));
     all_gather(tensors, view_of(mine), options);
@@ -88,7 +95,7 @@ std::vector<Bytes> ProcessGroup::gather_object(const Bytes& mine, const RootOpti
   const bool is_root = rank() == options.root;
   std::vector<Bytes> objects;
   Tensors tensors;
-  if (impl().own) {
+  if (impl().shares_memory()) {
     if (is_root) {
       for (const auto length : lengths) objects.push_back(make<Bytes>(length));
     }
@@ -114,8 +121,9 @@ Bytes ProcessGroup::broadcast_object(const Bytes& mine, const RootOptions& optio
   const at::Tensor length = length_of(mine);
   broadcast(length, options);
   auto object = rank() == options.root ? mine : make<Bytes>(length.item<std::int64_t>());
-  broadcast(view_of(object), options);
-  return object;
+  const auto memory = lasting(impl(), object);
+  broadcast(memory, options);
+  return copy_of<Bytes>(memory, memory.numel());
 }
 
 template <ByteString Bytes>
@@ -140,7 +148,7 @@ Bytes ProcessGroup::scatter_object(const std::vector<Bytes>& all, const RootOpti
   }
   const auto mine = known[static_cast<std::size_t>(rank())];
   Tensors tensors;
-  if (impl().own) {
+  if (impl().shares_memory()) {
     for (std::size_t r = 0; is_root && r < n; ++r) tensors.push_back(view_of(all[r]));
     auto object = make<Bytes>(mine);
     scatter(view_of(object), tensors, options);
@@ -158,7 +166,7 @@ void ProcessGroup::send_object(const Bytes& object, int target, const MessageOpt
                                const CallSite& where) const {
   const CallScope scope(where);
   send(length_of(object), target, options);
-  send(view_of(object), target, options);
+  send(lasting(impl(), object), target, options);
 }
 
 template <ByteString Bytes>
@@ -171,8 +179,9 @@ Bytes ProcessGroup::recv_object(int source, const MessageOptions& options,
     fail(ErrorKind::kInvalidArgument, "recv_object: what rank ", sender, " sent is no object");
   }
   auto object = make<Bytes>(length.item<std::int64_t>());
-  recv(view_of(object), sender, options);
-  return object;
+  const auto memory = lasting(impl(), object);
+  recv(memory, sender, options);
+  return copy_of<Bytes>(memory, memory.numel());
 }
 
 // The types of ByteString.

@@ -33,7 +33,7 @@ void check_ranks(const char* operation, const std::vector<int>& ranks, int size)
 std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                                                 const SplitOptions& options) const {
   check_ranks("split", ranks, size());
-  if (!impl().store) {
+  if (!impl().store && !(impl().own && !impl().shares_memory())) {  // MPI needs none
     fail(ErrorKind::kInvalidArgument,
          "split: the group has no store for the new ranks to meet; adopt the backend with one: "
          "ProcessGroup::from(backend, {.store = store})");
@@ -43,7 +43,10 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
   const int again = (*impl().splits.lock())[{options.name, ranks}]++;
   const std::string members = join_ranks(ranks);
   const auto key = concat("split/", options.name, "/", members, "/", again);
-  const auto store = with_prefix(impl().store, key);
+  const auto prefixed = [](const std::shared_ptr<Store>& store, const std::string& prefix) {
+    return store ? with_prefix(store, prefix) : nullptr;
+  };
+  const auto store = prefixed(impl().store, key);
 
   const auto more = c10::make_intrusive<c10d::Backend::Options>(backend_name(), timeout());
   more->group_name = options.name.empty()
@@ -51,9 +54,11 @@ std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                          : options.name;
   if (options.timeout != std::chrono::milliseconds::zero()) more->timeout = options.timeout;
   const Adopted adopted{.name = more->group_name,  // before a backend changes what it is given
-                        .store = with_prefix(store, "groups"),
+                        .store = prefixed(store, "groups"),
                         .timeout = more->timeout};
-  auto backend = impl().backend->split(to_c10d(with_prefix(store, "backend")), ranks, more);
+  auto backend = impl().backend->split(
+      store ? to_c10d(with_prefix(store, "backend")) : c10::intrusive_ptr<c10d::Store>(), ranks,
+      more);
   if (!backend) return std::nullopt;
   if (!impl().own)
     backend->setTimeout(adopted.timeout);  // some take only options of their own kind

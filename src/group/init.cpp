@@ -5,7 +5,9 @@
 #include "base/guarded.h"
 #include "convoy/backend.h"
 #include "convoy/rendezvous.h"
+#include "group/launch_environment.h"
 #include "group/registry.h"
+#include "mpi/module.h"
 
 namespace convoy {
 namespace {
@@ -38,6 +40,14 @@ struct Place {
   int size;
 };
 
+// How often a group of this name was made among these ranks. Without a store by every process for
+// itself: such groups have all ranks, so that all count alike.
+std::int64_t next_number(const Place& place, const std::string& name) {
+  if (place.store) return place.store->add(concat("convoy/groups/", place.rank, "/", name), 1);
+  static auto* const counts = new Guarded<std::map<std::string, std::int64_t>>;
+  return ++(*counts->lock())[name];
+}
+
 // Groups are numbered in the store, by rank and name: every rank counts alike, and a name can be
 // used again.
 ProcessGroup make_group(const std::string& backend, const GroupConfig& config, const Place& place) {
@@ -46,23 +56,39 @@ ProcessGroup make_group(const std::string& backend, const GroupConfig& config, c
     fail(ErrorKind::kInvalidArgument, "new_group: rank ", place.rank, " of ", place.size,
          " ranks makes no sense");
   }
-  const auto number = place.store->add(concat("convoy/groups/", place.rank, "/", config.name), 1);
+  const auto number = next_number(place, config.name);
   const auto name = config.name.empty() ? concat("group-", number) : config.name;
-  const auto keys = with_prefix(place.store, concat("convoy/group/", config.name, "/", number));
+  const auto below = [&](const char* part) -> std::shared_ptr<Store> {
+    if (!place.store) return nullptr;
+    return with_prefix(place.store, concat("convoy/group/", config.name, "/", number, "/", part));
+  };
   BackendOptions options = config.options;
-  if (backend == "convoy") options.try_emplace("name", name);
-  auto made = factory(with_prefix(keys, "backend"), place.rank, place.size, config.timeout,
-                      config.device, options);
+  if (backend == "convoy" || backend == "mpi") options.try_emplace("name", name);
+  auto made =
+      factory(below("backend"), place.rank, place.size, config.timeout, config.device, options);
   if (!made) {
     fail(ErrorKind::kInvalidArgument, "the factory of backend \"", backend, "\" made nothing");
   }
-  return ProcessGroup::from(
-      std::move(made),
-      {.name = name, .store = with_prefix(keys, "groups"), .timeout = config.timeout});
+  return ProcessGroup::from(std::move(made),
+                            {.name = name, .store = below("groups"), .timeout = config.timeout});
 }
 
-Place meet(const std::string& method, std::optional<int> rank, std::optional<int> size,
-           std::chrono::milliseconds timeout) {
+// MPI brings its ranks together itself, on any number of hosts, and knows who they are.
+Place meet_in_mpi(std::optional<int> rank, std::optional<int> size) {
+  const auto world = mpi::module().world();
+  const auto said = read_launch_environment(current_variables(), {.rank = rank, .size = size},
+                                            launcher_store() != nullptr);
+  if (said.rank != world.rank || said.size != world.size) {
+    fail(ErrorKind::kInvalidArgument, "backend \"mpi\": to MPI this is rank ", world.rank, " of ",
+         world.size, ", but ", said.launcher == "none" ? "the caller" : said.launcher,
+         " says rank ", said.rank, " of ", said.size, "; start the program with this MPI's mpirun");
+  }
+  return {nullptr, world.rank, world.size};
+}
+
+Place meet(const std::string& backend, const std::string& method, std::optional<int> rank,
+           std::optional<int> size, std::chrono::milliseconds timeout) {
+  if (backend == "mpi" && method == "env://") return meet_in_mpi(rank, size);
   auto meeting = rendezvous({.method = method, .rank = rank, .size = size, .timeout = timeout});
   return {std::move(meeting.store), meeting.rank, meeting.size};
 }
@@ -79,7 +105,8 @@ ProcessGroup init(const InitOptions& options) {
     return (*existing)->group;
   }
   find_backend(options.backend, c10::DeviceType::CPU, options.options);  // before anybody waits
-  const auto place = meet(options.method, options.rank, options.size, options.timeout);
+  const auto place =
+      meet(options.backend, options.method, options.rank, options.size, options.timeout);
   auto group =
       make_group(options.backend,
                  {.timeout = options.timeout, .name = "world", .options = options.options}, place);
@@ -90,7 +117,8 @@ ProcessGroup init(const InitOptions& options) {
 ProcessGroup new_group(const std::string& backend, const GroupConfig& config) {
   find_backend(backend, config.device, config.options);  // before anybody waits
   if (!config.store) {
-    return make_group(backend, config, meet("env://", config.rank, config.size, config.timeout));
+    return make_group(backend, config,
+                      meet(backend, "env://", config.rank, config.size, config.timeout));
   }
   if (!config.rank || !config.size) {
     fail(ErrorKind::kInvalidArgument,

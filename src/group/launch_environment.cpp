@@ -1,5 +1,7 @@
 #include "group/launch_environment.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <vector>
@@ -78,6 +80,18 @@ std::optional<int> tasks_on_node(const std::string& list, int node) {
     first += repeats;
   }
   return std::nullopt;
+}
+
+Variables current_variables() {
+  Variables result;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text = *entry;
+    const auto equals = text.find('=');
+    if (equals != std::string_view::npos) {
+      result.emplace(text.substr(0, equals), text.substr(equals + 1));
+    }
+  }
+  return result;
 }
 
 LaunchEnvironment read_launch_environment(const Variables& variables, const GivenRank& given,

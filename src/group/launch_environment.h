@@ -9,6 +9,8 @@
 namespace convoy {
 
 using Variables = std::map<std::string, std::string>;
+// Of this process, now.
+Variables current_variables();
 
 // What the caller or a URL says, which wins over the environment.
 struct GivenRank {

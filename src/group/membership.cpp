@@ -103,7 +103,7 @@ ProcessGroup ProcessGroup::shrink(const SplitOptions& options) const {
 
 ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
                                   const SplitOptions& options) const {
-  if (!impl().own) {
+  if (!impl().shares_memory()) {
     fail(ErrorKind::kUnsupported, "shrink: backend \"", backend_name(),
          "\" does not tell who has died; make a new group");
   }
@@ -141,7 +141,7 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
 
 ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size,
                                  const SplitOptions& options) const {
-  if (!impl().own) {
+  if (!impl().shares_memory()) {
     fail(ErrorKind::kUnsupported, "merge: only groups of backend \"convoy\" can be merged, not \"",
          backend_name(), "\"");
   }

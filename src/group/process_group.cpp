@@ -239,7 +239,7 @@ const std::vector<std::string>& ProcessGroup::hosts() const {
   auto places = impl().places.lock();
   if (!*places) {
     Impl::Places found;
-    if (impl().own) {  // whose ranks have shown each other that they share memory
+    if (impl().shares_memory()) {  // whose ranks have shown each other that they share memory
       found = {std::vector<std::string>(static_cast<std::size_t>(size()), host_name()), rank(),
                size()};
     } else {

@@ -16,7 +16,9 @@ struct ProcessGroup::Impl {
        std::chrono::milliseconds limit);
 
   const c10::intrusive_ptr<c10d::Backend> backend;
-  ConvoyBackend* const own;  // the same, if it is ours
+  ConvoyBackend* const own;  // the same, if it is ours, over whatever
+  // If its ranks are on one host and work on each other's memory: backend "convoy".
+  bool shares_memory() const { return own && own->shares_memory(); }
   const std::string name;
   const std::shared_ptr<Store> store;
   std::atomic<std::chrono::milliseconds> timeout;

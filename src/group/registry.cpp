@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/guarded.h"
 #include "convoy/backend.h"
+#include "group/mpi_backend.h"
 
 namespace convoy {
 namespace {
@@ -32,24 +33,27 @@ int to_threads(const std::string& text) {
   return std::stoi(text);
 }
 
-bool to_bool(const std::string& name, const std::string& text) {
+bool to_bool(const char* backend, const std::string& name, const std::string& text) {
   if (text == "true" || text == "1") return true;
   if (text == "false" || text == "0") return false;
-  fail(ErrorKind::kInvalidArgument, "option ", name, " of backend \"convoy\" is \"", text,
+  fail(ErrorKind::kInvalidArgument, "option ", name, " of backend \"", backend, "\" is \"", text,
        "\", neither true nor false");
+}
+
+void require_cpu(const char* backend, c10::Device device) {
+  if (device.is_cpu()) return;
+  fail(ErrorKind::kUnsupported, "backend \"", backend, "\" works on CPU tensors; asked for device ",
+       device.str());
 }
 
 c10::intrusive_ptr<ConvoyBackend::Options> convoy_options(std::chrono::milliseconds timeout,
                                                           c10::Device device,
                                                           const BackendOptions& options) {
-  if (!device.is_cpu()) {
-    fail(ErrorKind::kUnsupported, "backend \"convoy\" works on CPU tensors; asked for device ",
-         device.str());
-  }
+  require_cpu("convoy", device);
   auto own = c10::make_intrusive<ConvoyBackend::Options>(timeout);
   for (const auto& [name, value] : options) {
     if (name == "threads") own->threads = to_threads(value);
-    if (name == "read_private") own->read_private = to_bool(name, value);
+    if (name == "read_private") own->read_private = to_bool("convoy", name, value);
     if (name == "name") own->group_name = value;
   }
   return own;
@@ -62,12 +66,29 @@ c10::intrusive_ptr<c10d::Backend> make_convoy(const std::shared_ptr<Store>& stor
                                             convoy_options(timeout, device, options));
 }
 
+bool mpi_checks(c10::Device device, const BackendOptions& options) {
+  require_cpu("mpi", device);
+  const auto check = options.find("check");
+  return check != options.end() && to_bool("mpi", check->first, check->second);
+}
+
+c10::intrusive_ptr<c10d::Backend> make_mpi(const std::shared_ptr<Store>& store, int rank, int size,
+                                           std::chrono::milliseconds timeout, c10::Device device,
+                                           const BackendOptions& options) {
+  auto own = c10::make_intrusive<ConvoyBackend::Options>(timeout);
+  if (const auto name = options.find("name"); name != options.end()) {
+    own->group_name = name->second;
+  }
+  return make_mpi_backend(store, rank, size, own, mpi_checks(device, options));
+}
+
 using Entries = std::map<std::string, Entry>;
 
 // Lives forever: groups may be made while statics are destroyed.
 Guarded<Entries>& entries() {
   static auto* const all =
-      new Guarded<Entries>(Entries{{"convoy", {make_convoy, {"name", "read_private", "threads"}}}});
+      new Guarded<Entries>(Entries{{"convoy", {make_convoy, {"name", "read_private", "threads"}}},
+                                   {"mpi", {make_mpi, {"check", "name"}}}});
   return *all;
 }
 
@@ -120,6 +141,7 @@ BackendFactory find_backend(const std::string& name, c10::Device device,
     }
   }
   if (name == "convoy") convoy_options(kDefaultGroupTimeout, device, options);
+  if (name == "mpi") mpi_checks(device, options);
   return found->second.factory;
 }
 

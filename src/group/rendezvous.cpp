@@ -56,18 +56,6 @@ std::shared_ptr<Link> link_to(const std::string& place, int rank) {
   return link;
 }
 
-Variables current_variables() {
-  Variables result;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string_view text = *entry;
-    const auto equals = text.find('=');
-    if (equals != std::string_view::npos) {
-      result.emplace(text.substr(0, equals), text.substr(equals + 1));
-    }
-  }
-  return result;
-}
-
 std::string missing_ranks(Store& store, const std::string& prefix, int size) {
   std::string list;
   int missing = 0;

@@ -36,6 +36,11 @@ c10::Allocator* shared_allocator() {
 }
 
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return empty_from(shared_allocator(), sizes, options);
+}
+
+at::Tensor empty_from(c10::Allocator* allocator, at::IntArrayRef sizes,
+                      const at::TensorOptions& options) {
   if (!options.device().is_cpu()) {
     fail(ErrorKind::kUnsupported, "group memory is CPU memory; asked for ", options.device().str());
   }
@@ -45,7 +50,7 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
   }
   const auto type = c10::typeMetaToScalarType(options.dtype());
   auto tensor = at::Tensor(at::detail::empty_generic(
-      sizes, shared_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt));
+      sizes, allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), type, std::nullopt));
   if (options.requires_grad()) tensor.set_requires_grad(true);
   return tensor;
 }

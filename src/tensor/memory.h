@@ -13,6 +13,10 @@ c10::Allocator* shared_allocator();
 // another layout than strided.
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {});
 
+// The same in memory of another allocator of CPU memory.
+at::Tensor empty_from(c10::Allocator* allocator, at::IntArrayRef sizes,
+                      const at::TensorOptions& options);
+
 // True if all of the tensor's storage lies in such memory of this process.
 bool is_shared_memory(const at::Tensor& tensor);
 

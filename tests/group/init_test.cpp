@@ -157,7 +157,7 @@ TEST(RegistryTest, OwnBackends) {
   EXPECT_THAT(text_of([&] { register_backend("convoy", factory); }), HasSubstr("already"));
   EXPECT_THAT(text_of([&] { register_backend("", factory); }), HasSubstr("empty"));
   EXPECT_THAT(text_of([&] { register_backend("other", nullptr); }), HasSubstr("no factory"));
-  EXPECT_THAT(backend_names(), ElementsAre("convoy", "mine"));
+  EXPECT_THAT(backend_names(), ElementsAre("convoy", "mine", "mpi"));
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
     const auto group = new_group("mine", config_of(r));
     EXPECT_EQ(group.backend_name(), "fake");

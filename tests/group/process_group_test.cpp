@@ -36,13 +36,12 @@ class ProcessGroupTest : public testing::TestWithParam<std::tuple<RankMode, Whos
   static Whose whose() { return std::get<1>(GetParam()); }
 };
 INSTANTIATE_TEST_SUITE_P(Modes, ProcessGroupTest,
-                         testing::Combine(testing::Values(RankMode::kThreads, RankMode::kProcesses),
+                         testing::Combine(rank_modes(),
                                           testing::Values(Whose::kOurs, Whose::kForeign)),
                          [](const auto& instance) {
                            return concat(
                                std::get<1>(instance.param) == Whose::kOurs ? "Convoy" : "Foreign",
-                               std::get<0>(instance.param) == RankMode::kThreads ? "Threads"
-                                                                                 : "Processes");
+                               to_name(std::get<0>(instance.param)));
                          });
 
 // What both kinds of backend can do.
@@ -52,7 +51,9 @@ TEST_P(ProcessGroupTest, Basics) {
     EXPECT_EQ(group.rank(), r.id());
     EXPECT_EQ(group.size(), 3);
     EXPECT_EQ(group.name(), "world");
-    EXPECT_EQ(group.backend_name(), whose == Whose::kOurs ? "convoy" : "fake");
+    EXPECT_EQ(group.backend_name(), whose == Whose::kForeign     ? "fake"
+                                    : r.mode() == RankMode::kMpi ? "mpi"
+                                                                 : "convoy");
     EXPECT_EQ(group, ProcessGroup(group));
     EXPECT_EQ(group.hosts(), std::vector<std::string>(3, group.hosts()[0]));
     EXPECT_EQ(group.local_rank(), r.id());
@@ -186,10 +187,13 @@ TEST_P(ProcessGroupTest, Objects) {
   });
 }
 
+class FullGroupTest : public testing::TestWithParam<RankMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, FullGroupTest, rank_modes(), rank_mode_name);
+
 // The other collectives, which only a full backend has.
-TEST(ProcessGroupTest, EveryCollective) {
-  for (const auto mode : {RankMode::kThreads, RankMode::kProcesses}) {
-    RankGroup(2, mode).run([](Rank& r) {
+TEST_P(FullGroupTest, EveryCollective) {
+  {
+    RankGroup(2, GetParam()).run([](Rank& r) {
       const auto group = make_group(r, Whose::kOurs, concat("every", r.id() < 0));
       auto tensor = full(r.id() + 1, {3});
       group.reduce(tensor, {.root = 1, .op = ReduceOp::kSum});
@@ -216,7 +220,7 @@ TEST(ProcessGroupTest, EveryCollective) {
       group.all_reduce_coalesced_async(several).wait();
       expect_equal(several[1], full(4, {3}));
       const auto shared = group.allocate({10, 10});
-      EXPECT_TRUE(is_shared_memory(shared));
+      EXPECT_EQ(is_shared_memory(shared), r.mode() != RankMode::kMpi);
       shared.fill_(1);
       group.all_reduce(shared);
       expect_equal(shared, full(2, {10, 10}));

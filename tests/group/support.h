@@ -8,6 +8,7 @@
 
 #include "convoy/backend.h"
 #include "convoy/group.h"
+#include "convoy/init.h"
 #include "support/rank_group.h"
 
 namespace convoy::test {
@@ -16,6 +17,16 @@ using Tensors = std::vector<at::Tensor>;
 
 inline c10::intrusive_ptr<ConvoyBackend> make_backend(const Rank& r,
                                                       const std::string& name = "world") {
+  if (r.mode() == RankMode::kMpi) {
+    const auto group = new_group("mpi", {.timeout = std::chrono::seconds(30),
+                                         .store = with_prefix(r.store(), name),
+                                         .rank = r.id(),
+                                         .size = r.size(),
+                                         .name = name,
+                                         .options = {{"check", "true"}}});
+    return c10::intrusive_ptr<ConvoyBackend>::reclaim_copy(
+        dynamic_cast<ConvoyBackend*>(group.backend().get()));
+  }
   auto options = c10::make_intrusive<ConvoyBackend::Options>(std::chrono::seconds(30));
   options->group_name = name;
   return c10::make_intrusive<ConvoyBackend>(with_prefix(r.store(), name), r.id(), r.size(),

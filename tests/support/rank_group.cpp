@@ -69,11 +69,26 @@ std::string describe(std::size_t rank, const RankResult& result) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, RankMode mode) {
-  return out << (mode == RankMode::kThreads ? "threads" : "processes");
+  switch (mode) {
+    case RankMode::kThreads: return out << "threads";
+    case RankMode::kProcesses: return out << "processes";
+    case RankMode::kMpi: return out << "mpi";
+  }
+  return out;
 }
 
-std::string rank_mode_name(const testing::TestParamInfo<RankMode>& info) {
-  return info.param == RankMode::kThreads ? "Threads" : "Processes";
+std::string to_name(RankMode mode) {
+  switch (mode) {
+    case RankMode::kThreads: return "Threads";
+    case RankMode::kProcesses: return "Processes";
+    case RankMode::kMpi: return "Mpi";
+  }
+  return "";
+}
+
+std::vector<RankMode> all_rank_modes() {
+  if (under_mpi()) return {RankMode::kMpi};
+  return {RankMode::kThreads, RankMode::kProcesses};
 }
 
 std::shared_ptr<Store> Rank::store() const { return link_->store(); }
@@ -118,7 +133,10 @@ void RankGroup::run(const RankFunction& function) {
 
 void RankGroup::start(const RankFunction& function) {
   CONVOY_CHECK(!runner_, "this RankGroup runs already");
-  if (const auto own = claim_group(mode_, size_); own == GroupClaim::kOwn) {
+  if (mode_ == RankMode::kMpi) {
+    runner_ = make_mpi_runner(size_, options_);
+    runner_->start(function);
+  } else if (const auto own = claim_group(mode_, size_); own == GroupClaim::kOwn) {
     run_as_rank(function);
   } else if (own == GroupClaim::kAbsent) {
     runner_ = std::make_unique<AbsentRunner>(size_);

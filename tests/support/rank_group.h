@@ -19,12 +19,18 @@ namespace convoy::test {
 enum class RankMode {
   kThreads,    // ranks share every mapping, so ThreadSanitizer sees them
   kProcesses,  // the test program executed again, once a rank; killable
+  kMpi,        // this process is one of those that mpirun started; only there
 };
 std::ostream& operator<<(std::ostream& out, RankMode mode);
 
 // INSTANTIATE_TEST_SUITE_P(Modes, AllReduce, rank_modes(), rank_mode_name);
-inline auto rank_modes() { return testing::Values(RankMode::kThreads, RankMode::kProcesses); }
-std::string rank_mode_name(const testing::TestParamInfo<RankMode>& info);
+// Threads and processes; in a program that mpirun started, that.
+std::vector<RankMode> all_rank_modes();
+inline auto rank_modes() { return testing::ValuesIn(all_rank_modes()); }
+std::string to_name(RankMode mode);
+inline std::string rank_mode_name(const testing::TestParamInfo<RankMode>& info) {
+  return to_name(info.param);
+}
 
 class RankLink;
 
@@ -153,6 +159,11 @@ class RankGroup {
   Options options_;
   std::unique_ptr<Runner> runner_;
 };
+
+// The path of a store's socket: a test gives it to the ranks that it starts by mpirun, which run
+// this program's tests whose names end in Mpi.
+inline constexpr const char* kMpiStoreVariable = "CONVOY_TEST_MPI_STORE";
+bool under_mpi();
 
 // True in a rank's process, where the body runs only to reach the rank's group.
 bool in_rank();

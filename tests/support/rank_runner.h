@@ -33,6 +33,7 @@ class RankGroup::Runner {
 
 std::unique_ptr<RankGroup::Runner> make_thread_runner(int size, const RankGroupOptions& options);
 std::unique_ptr<RankGroup::Runner> make_process_runner(int size, const RankGroupOptions& options);
+std::unique_ptr<RankGroup::Runner> make_mpi_runner(int size, const RankGroupOptions& options);
 
 // What the ranks have told the test so far.
 struct RankProgress {

@@ -1,0 +1,13 @@
+# CONVOY_WITH_MPI: whether libconvoy_mpi.so is built.
+set(CONVOY_MPI "auto" CACHE STRING "Build backend mpi: auto (where CMake finds an MPI), on, off")
+set_property(CACHE CONVOY_MPI PROPERTY STRINGS auto on off)
+set(CONVOY_WITH_MPI OFF)
+string(TOLOWER "${CONVOY_MPI}" wanted)
+if(NOT wanted STREQUAL "off" AND NOT CONVOY_SANITIZE)
+  find_package(MPI COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(CONVOY_WITH_MPI ON)
+  elseif(NOT wanted STREQUAL "auto")
+    message(FATAL_ERROR "CONVOY_MPI is ${CONVOY_MPI}, but CMake finds no MPI (Debian: libopenmpi-dev)")
+  endif()
+endif()

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "coll/control.h"
+
+namespace convoy::coll {
+
+// What the errors of every medium have in common.
+
+// Who speaks of which operation.
+struct Speaker {
+  OpKind op;
+  std::uint64_t number;
+  const std::string& group;
+  int rank;
+  int size;
+};
+// "all_reduce #41, group "world", rank 1 of 4: ".
+std::string operation_prefix(const Speaker& speaker);
+
+// kInvalidArgument: rank 0 and another called different things.
+[[noreturn]] void fail_signatures(const Speaker& speaker, const Signature& first, int rank,
+                                  const Signature& other);
+// kInvalidArgument: what rank `source` sends is not what rank `target` expects of it.
+struct CountPair {
+  int source;
+  int target;
+  std::uint64_t sent;
+  std::uint64_t expected;
+};
+[[noreturn]] void fail_counts(const Speaker& speaker, DataType type, const CountPair& counts);
+
+}  // namespace convoy::coll

@@ -1,0 +1,269 @@
+// Backend "mpi": the suites of the other backends under mpirun, and what is its own.
+#include "convoy/mpi.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "base/concat.h"
+#include "convoy/error.h"
+#include "convoy/init.h"
+#include "group/launched_ranks.h"
+#include "group/support.h"
+#include "os/file.h"
+#include "store/server.h"
+#include "support/programs.h"
+
+namespace convoy::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Whether there is an MPI to test: the module was built, and mpirun is here.
+bool has_mpi() {
+  return std::filesystem::exists(sibling_program("../lib/libconvoy_mpi.so")) && on_path("mpirun");
+}
+
+// A test that starts this program under mpirun must not run there itself: it would never end.
+#define CONVOY_NEEDS_MPI()                                   \
+  if (under_mpi()) GTEST_SKIP() << "this one starts mpirun"; \
+  if (!has_mpi()) GTEST_SKIP() << "no MPI on this host, or built without"
+
+std::vector<std::string> mpirun(int ranks, std::vector<std::string> program) {
+  program.insert(program.begin(), {"mpirun", "-n", std::to_string(ranks), "--oversubscribe"});
+  return program;
+}
+
+// The tests of a program whose names end in Mpi, with four processes.
+void expect_suite_passes(const std::string& program) {
+  const TempFolder folder("mpi");
+  StoreServer server;
+  const auto socket = server.listen(folder.path(), "store");
+  const auto result =
+      run_one(mpirun(4, {sibling_program(program), "--gtest_filter=*Mpi", "--gtest_brief=1"}),
+              {{kMpiStoreVariable, socket}});
+  EXPECT_EQ(result.code, 0) << result.output;
+  EXPECT_EQ(times_in(result.output, "[  PASSED  ]"), 4) << result.output;
+  EXPECT_EQ(times_in(result.output, "[  PASSED  ] 0 tests"), 0) << result.output;
+}
+
+TEST(MpiTest, BackendSuites) {
+  CONVOY_NEEDS_MPI();
+  expect_suite_passes("group_backend_test");
+}
+
+TEST(MpiTest, ProcessGroupSuites) {
+  CONVOY_NEEDS_MPI();
+  expect_suite_passes("group_process_group_test");
+}
+
+// What only MPI has: MpiRanksTest below.
+TEST(MpiTest, OwnSuite) {
+  CONVOY_NEEDS_MPI();
+  expect_suite_passes("group_mpi_test");
+}
+
+// A host with its own main, communicator and loop; and thread levels.
+TEST(MpiTest, HostProgram) {
+  CONVOY_NEEDS_MPI();
+  for (const auto& [level, ranks] : {std::pair("multiple", 3), std::pair("serialized", 2)}) {
+    const auto result = run_one(mpirun(ranks, {sibling_program("mpi_host"), level}));
+    EXPECT_EQ(result.code, 0) << result.output;
+    EXPECT_THAT(result.output, HasSubstr(concat(ranks, " ranks: "))) << level;
+  }
+  const auto refused = run_one(mpirun(1, {sibling_program("mpi_host"), "funneled"}));
+  EXPECT_NE(refused.code, 0);
+  EXPECT_THAT(refused.output, AllOf(HasSubstr("MPI_THREAD_FUNNELED"),
+                                    HasSubstr("MPI_Init_thread with MPI_THREAD_MULTIPLE")));
+}
+
+// One program for every launcher, with backend mpi instead: MPI is initialised and ended by us.
+TEST(MpiTest, InitWithoutAnyMpiInTheProgram) {
+  CONVOY_NEEDS_MPI();
+  const auto result = run_one(mpirun(2, {sibling_program("all_reduce"), "mpi"}));
+  EXPECT_EQ(result.code, 0) << result.output;
+  // Started by somebody else, MPI sees one rank only.
+  const auto alone =
+      run_one({sibling_program("convoy"), "run", "-n", "2", sibling_program("all_reduce"), "mpi"});
+  EXPECT_NE(alone.code, 0);
+  EXPECT_THAT(alone.output,
+              AllOf(HasSubstr("of 1, but convoy run says rank"), HasSubstr("mpirun")));
+}
+
+TEST(MpiTest, OptionsAreCheckedBeforeAnything) {
+  EXPECT_THAT(text_of([] { new_group("mpi", {.options = {{"threads", "2"}}}); }),
+              AllOf(HasSubstr("no option \"threads\""), HasSubstr("check, name")));
+  EXPECT_THAT(text_of([] { new_group("mpi", {.options = {{"check", "maybe"}}}); }),
+              HasSubstr("neither true nor false"));
+  EXPECT_THAT(text_of([] { new_group("mpi", {.device = c10::Device("cuda:0")}); }),
+              HasSubstr("works on CPU tensors"));
+}
+
+// --- under mpirun ---
+
+class MpiRanksTest : public testing::TestWithParam<RankMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, MpiRanksTest,
+                         testing::ValuesIn(under_mpi() ? std::vector{RankMode::kMpi}
+                                                       : std::vector<RankMode>()),
+                         rank_mode_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MpiRanksTest);
+
+ProcessGroup make_group(const Rank& r, const std::string& name, bool check = false) {
+  return new_group("mpi", {.timeout = 30s,
+                           .store = r.store(),
+                           .rank = r.id(),
+                           .size = r.size(),
+                           .name = name,
+                           .options = {{"check", check ? "true" : "false"}}});
+}
+
+// The same bits as shared memory gives: one rounding, in the order of ranks.
+TEST_P(MpiRanksTest, SmallFloatsAreRoundedOnce) {
+  RankGroup(4, GetParam()).run([](Rank& r) {
+    const auto mpi = make_group(r, "mpi");
+    const auto shared = new_group(
+        "convoy",
+        {.timeout = 30s, .store = r.store(), .rank = r.id(), .size = r.size(), .name = "shared"});
+    for (const auto type : {at::kHalf, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+      for (const int64_t n : {1, 7, 1009, 70'001}) {
+        at::manual_seed(static_cast<std::uint64_t>(n + r.id()));
+        const auto mine = at::randn({n}).to(type);
+        for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
+          auto a = mine.clone(), b = mine.clone();
+          mpi.all_reduce(a, {.op = op});
+          shared.all_reduce(b, {.op = op});
+          EXPECT_TRUE(at::equal(a.view(at::kByte), b.view(at::kByte))) << type << " " << n;
+          mpi.reduce(a.copy_(mine), {.root = 2, .op = op});
+          EXPECT_TRUE(r.id() != 2 || at::equal(a.view(at::kByte), b.view(at::kByte)));
+        }
+        auto part = at::empty({n}, type), same = at::empty({n}, type);
+        const auto all = at::randn({4 * n}).to(type);
+        mpi.reduce_scatter_single(part, all);
+        shared.reduce_scatter_single(same, all);
+        EXPECT_TRUE(at::equal(part.view(at::kByte), same.view(at::kByte))) << type << " " << n;
+      }
+    }
+  });
+}
+
+// NaN wins in min and max, as everywhere; MPI leaves that open.
+TEST_P(MpiRanksTest, NotANumber) {
+  RankGroup(3, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r, "nan");
+    for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      for (const auto op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+        auto tensor = full(r.id() == 1 ? std::nan("") : r.id(), {3}, type);
+        group.all_reduce(tensor, {.op = op});
+        EXPECT_TRUE(at::isnan(tensor).all().item<bool>()) << type;
+      }
+    }
+  });
+}
+
+// The group of the whole job, without a store; parts of it need none either.
+TEST_P(MpiRanksTest, WorldAndItsParts) {
+  RankGroup(4, GetParam()).run([](Rank& r) {
+    const auto world = new_group("mpi");
+    EXPECT_EQ(world.size(), 4);
+    EXPECT_EQ(world.rank(), r.id());
+    EXPECT_EQ(world.store(), nullptr);
+    EXPECT_EQ(world.local_size(), 4);
+    const auto half = world.split_by(r.id() / 2);
+    EXPECT_EQ(half.backend_name(), "mpi");
+    auto tensor = full(r.id(), {5});
+    half.all_reduce(tensor);
+    expect_equal(tensor, full(r.id() < 2 ? 1 : 5, {5}));
+    const auto twice = half.split_by(0, -half.rank());
+    EXPECT_EQ(twice.rank(), 1 - half.rank());
+    EXPECT_THAT(text_of([&] { world.shrink(); }), HasSubstr("does not tell who has died"));
+    EXPECT_THAT(text_of([&] { world.merge(r.store(), 8); }), HasSubstr("not \"mpi\""));
+    const auto memory = world.allocate({4, 3}, at::kBFloat16);
+    EXPECT_EQ(memory.scalar_type(), at::kBFloat16);
+    memory.fill_(1);
+    world.all_reduce(memory);
+    expect_equal(memory, full(4, {4, 3}, at::kBFloat16));
+    world.barrier();
+  });
+}
+
+// A deadline breaks the group on this rank, and says what MPI knows. Buffers stay until the end.
+TEST_P(MpiRanksTest, DeadlinesAndAborts) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto late = make_group(r, "late");
+    if (r.id() == 0) {
+      EXPECT_THAT(
+          text_of([&] { late.all_reduce(full(1, {300'000}), {.timeout = 50ms}); }),
+          AllOf(HasSubstr("all_reduce #1, group \"late\", rank 0 of 2"), HasSubstr("Timed out ")));
+      EXPECT_THAT(text_of([&] { late.barrier(); }),
+                  AllOf(HasSubstr("barrier #2"), HasSubstr("the group is broken")));
+    }
+    const auto message = make_group(r, "message");
+    if (r.id() == 0) {
+      auto never = full(0, {3});
+      EXPECT_THAT(text_of([&] { message.recv(never, 1, {.timeout = 50ms}); }),
+                  AllOf(HasSubstr("recv of 3 x f32 from rank 1"), HasSubstr("Timed out ")));
+    }
+    const auto aborted = make_group(r, "aborted");
+    if (r.id() == 1) {
+      const auto pending = aborted.all_reduce_async(full(1, {4}));
+      aborted.abort();
+      EXPECT_THAT(text_of([&] { pending.wait(); }), HasSubstr("rank 1 aborted the group"));
+    }
+    const auto monitored = make_group(r, "monitored");
+    if (r.id() == 0) {
+      EXPECT_THAT(text_of([&] { monitored.monitored_barrier({.timeout = 50ms}); }),
+                  HasSubstr("Ranks 1 failed to pass monitoredBarrier in 50 ms"));
+    }
+    r.barrier();
+    // Others go on.
+    const auto last = make_group(r, "last");
+    auto tensor = full(1, {4});
+    last.all_reduce(tensor);
+    expect_equal(tensor, full(2, {4}));
+  });
+}
+
+TEST_P(MpiRanksTest, MessagesThatDoNotFit) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r, "fit");
+    if (r.id() == 0) {
+      group.send(full(1, {4}), 1);
+      group.send(full(1, {2}), 1);
+      EXPECT_THROW(group.send(full(1, {2}), 7), Error);
+    } else {
+      auto three = full(0, {3});
+      EXPECT_THAT(text_of([&] { group.recv(three, 0); }), HasSubstr("does not fit"));
+      EXPECT_THAT(text_of([&] { group.recv(three, 0); }), HasSubstr("rank 0 sent 2 elements"));
+    }
+    group.barrier();
+  });
+}
+
+// Several threads, several groups, all kinds of operations at once.
+TEST_P(MpiRanksTest, ManyAtOnce) {
+  RankGroup(3, GetParam()).run([](Rank& r) {
+    std::vector<ProcessGroup> groups;
+    for (int i = 0; i < 3; ++i) groups.push_back(make_group(r, concat("many", i), true));
+    std::vector<std::jthread> threads;
+    for (const auto& group : groups) {
+      threads.emplace_back([&group, &r] {
+        for (int i = 0; i < 30; ++i) {
+          auto a = full(r.id(), {1 + 997 * i}), b = full(0, {3});
+          const auto sum = group.all_reduce_async(a);
+          const auto sent = group.send_async(full(r.id(), {3}), (r.id() + 1) % 3);
+          EXPECT_EQ(group.recv(b, (r.id() + 2) % 3), (r.id() + 2) % 3);
+          sum.wait();
+          sent.wait();
+          expect_equal(a, full(3, a.sizes()));
+          expect_equal(b, full((r.id() + 2) % 3, {3}));
+        }
+      });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace convoy::test
