@@ -77,6 +77,7 @@ class DdpCore {
   DdpOptions options_;
   std::unique_ptr<Reducer> reducer_;
   BufferHook buffer_hook_;
+  at::Tensor staging_;  // of buffers on their way
 };
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:

@@ -47,7 +47,9 @@ class GradBucket {
   // same at every step until the layout changes (parameters frozen or thawed, another group).
   std::size_t index() const { return index_; }
   std::size_t count() const { return count_; }
-  bool is_last() const { return index_ + 1 == count_; }
+  // No bucket after it goes through the hook in this backward. (In the one that notices thawed
+  // parameters, those follow in buckets of their own.)
+  bool is_last() const { return is_last_; }
   // All gradients one after the other: 1-D, contiguous.
   const at::Tensor& buffer() const { return buffer_; }
   // By parameter, as it is shaped and strided, in the buffer's memory.
@@ -65,7 +67,9 @@ class GradBucket {
   friend struct BucketAccess;
 
   std::size_t index_ = 0, count_ = 1;
+  bool is_last_ = true;
   at::Tensor buffer_;
+  std::vector<at::Tensor> slots_;
   std::vector<at::Tensor> parameters_;
   std::vector<std::size_t> indices_;
   ProcessGroup group_;
@@ -75,8 +79,8 @@ class GradBucket {
 class HookResult {
  public:
   HookResult(at::Tensor result);  // NOLINT(google-explicit-constructor): return bucket.buffer();
-  // When the work is done, the bucket's own buffer holds the result.
-  HookResult(Work work);  // NOLINT(google-explicit-constructor)
+  // When the work is done, this tensor holds the result.
+  HookResult(Work work, at::Tensor result);
   // When the work is done, `finish` gives the result. It is called once, in the backward's thread,
   // in the order of the buckets.
   HookResult(Work work, std::function<at::Tensor()> finish);
@@ -86,7 +90,7 @@ class HookResult {
 
   // One more step, after the others.
   HookResult then(std::function<at::Tensor(at::Tensor)> step) &&;
-  // Blocks; undefined: the bucket's own buffer. Once.
+  // Blocks. Once.
   at::Tensor wait();
 
  private:
@@ -185,7 +189,8 @@ class Reducer {
   // Reduces what was accumulated, without a backward. Collective.
   void sync_gradients();
 
-  // Before the first backward, once. Collective. nullptr is kInvalidArgument.
+  // Before the first backward, once. Collective. kInvalidArgument for nullptr, and with another
+  // GradReduce than kMean: what gradients become is then the hook's.
   void register_comm_hook(CommHook hook);
   // From the next backward on; the kind must be the same on all ranks. Does not communicate.
   void set_reduce(GradReduce reduce);

@@ -13,12 +13,14 @@
 namespace convoy {
 namespace {
 
-using Digest = std::array<std::uint64_t, 4>;  // two hashes, number of lines, 1 if there is no error
+// Two hashes, number of lines, 1 if there is no error; and a number that need not agree.
+using Digest = std::array<std::uint64_t, 5>;
 
-Digest digest_of(const std::vector<std::string>& lines, const std::string& error) {
+Digest digest_of(const std::vector<std::string>& lines, const std::string& error,
+                 std::uint64_t number) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  return {hash_text(text, 1), hash_text(text, 2), lines.size(), error.empty() ? 1U : 0U};
+  return {hash_text(text, 1), hash_text(text, 2), lines.size(), error.empty() ? 1U : 0U, number};
 }
 
 std::vector<Digest> gather(const ProcessGroup& group, const Digest& mine) {
@@ -55,11 +57,14 @@ std::string difference(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-void agree(const ProcessGroup& group, const std::string& what,
-           const std::vector<std::string>& lines, const std::string& error) {
-  const auto all = gather(group, digest_of(lines, error));
-  const auto fine = [&](const Digest& one) { return one == all[0] && one[3] == 1; };
-  if (std::all_of(all.begin(), all.end(), fine)) return;
+std::uint64_t agree(const ProcessGroup& group, const std::string& what,
+                    const std::vector<std::string>& lines, const std::string& error,
+                    std::uint64_t number) {
+  const auto all = gather(group, digest_of(lines, error, number));
+  const auto fine = [&](const Digest& one) {
+    return std::equal(one.begin(), one.end() - 1, all[0].begin()) && one[3] == 1;
+  };
+  if (std::all_of(all.begin(), all.end(), fine)) return all[0].back();
 
   std::string text;
   for (const std::string& line : lines) text += line + "\n";

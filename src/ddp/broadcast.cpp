@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "ddp/bucket.h"
 #include "ddp/module_parameters.h"
 
 namespace convoy {
@@ -43,16 +44,16 @@ std::size_t end_of_chunk(at::TensorList tensors, std::size_t first, std::int64_t
 }
 
 void broadcast_all(const ProcessGroup& group, at::TensorList tensors,
-                   const BroadcastOptions& options, const std::unordered_set<const void*>& unseen) {
+                   const BroadcastOptions& options, const std::unordered_set<const void*>& unseen,
+                   at::Tensor& memory) {
   const at::NoGradGuard no_grad;
   const bool root = group.rank() == options.root;
-  at::Tensor memory;
   for (std::size_t first = 0; first < tensors.size();) {
     const std::size_t end = end_of_chunk(tensors, first, options.chunk_bytes);
     std::int64_t size = 0;
     for (std::size_t i = first; i < end; ++i) size += (bytes_of(tensors[i]) + 15) / 16 * 16;
     if (size > 0) {
-      if (!memory.defined() || memory.numel() < size) memory = group.allocate({size}, at::kByte);
+      if (!memory.defined() || memory.numel() < size) memory = allocate_for(group, size, at::kByte);
       const at::Tensor flat = memory.narrow(0, 0, size);
       const auto each = [&](auto&& action) {
         std::int64_t offset = 0;
@@ -95,12 +96,13 @@ void broadcast_coalesced(const ProcessGroup& group, at::TensorList tensors,
       fail(ErrorKind::kInvalidArgument, "broadcast_coalesced: only dense tensors");
     }
   }
-  broadcast_all(group, tensors, options, {});
+  at::Tensor memory;
+  broadcast_all(group, tensors, options, {}, memory);
 }
 
 void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers,
-                       const std::unordered_set<const void*>& unseen) {
-  broadcast_all(group, buffers, {}, unseen);
+                       const std::unordered_set<const void*>& unseen, at::Tensor& staging) {
+  broadcast_all(group, buffers, {}, unseen, staging);
 }
 
 }  // namespace convoy

@@ -3,7 +3,10 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/log.h"
 
 namespace convoy {
 
@@ -22,6 +25,25 @@ bool is_alias(const at::Tensor& tensor, const at::Tensor& slot) {
          tensor.sizes().equals(slot.sizes()) && tensor.strides().equals(slot.strides());
 }
 
+const at::Tensor& Bucket::handle(std::size_t slot) {
+  if (!is_alias(handles[slot], slots[slot])) {
+    handles[slot] =
+        alias(buffer, slots[slot].storage_offset() - buffer.storage_offset(), slots[slot]);
+  }
+  return handles[slot];
+}
+
+at::Tensor allocate_for(const ProcessGroup& group, std::int64_t elements,
+                        const at::TensorOptions& options) {
+  try {
+    return group.allocate({elements}, options);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kResource) throw;
+    log_warn("no group memory for ", elements, " elements (", e.what(), "): using ordinary memory");
+    return at::empty({elements}, options);
+  }
+}
+
 Bucket make_bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters,
                    std::vector<std::size_t> indices) {
   CONVOY_CHECK(!indices.empty());
@@ -29,24 +51,29 @@ Bucket make_bucket(const ProcessGroup& group, const std::vector<at::Tensor>& par
   std::int64_t elements = 0;
   for (const std::size_t i : indices) elements += parameters[i].numel();
   const at::Tensor& first = parameters[indices[0]];
-  bucket.buffer =
-      group.allocate({elements}, at::TensorOptions().dtype(first.dtype()).device(first.device()));
+  bucket.buffer = allocate_for(group, elements,
+                               at::TensorOptions().dtype(first.dtype()).device(first.device()));
   std::int64_t offset = 0;
   for (const std::size_t i : indices) {
     bucket.slots.push_back(alias(bucket.buffer, offset, parameters[i]));
     offset += parameters[i].numel();
   }
+  bucket.handles.resize(bucket.slots.size());
   bucket.parameters = std::move(indices);
   return bucket;
 }
 
-GradBucket BucketAccess::make(std::size_t index, std::size_t count, const Bucket& bucket,
+GradBucket BucketAccess::make(const std::vector<Bucket>& buckets, std::size_t index,
                               const std::vector<at::Tensor>& parameters,
                               const ProcessGroup& group) {
+  const Bucket& bucket = buckets[index];
   GradBucket made;
   made.index_ = index;
-  made.count_ = count;
+  made.count_ = buckets.size();
+  made.is_last_ = std::all_of(buckets.begin() + static_cast<std::ptrdiff_t>(index) + 1,
+                              buckets.end(), [](const Bucket& other) { return other.skipped; });
   made.buffer_ = bucket.buffer;
+  made.slots_ = bucket.slots;
   made.indices_ = bucket.parameters;
   for (const std::size_t i : bucket.parameters) made.parameters_.push_back(parameters[i]);
   made.group_ = group;
@@ -55,11 +82,11 @@ GradBucket BucketAccess::make(std::size_t index, std::size_t count, const Bucket
 
 std::vector<at::Tensor> GradBucket::gradients() const {
   std::vector<at::Tensor> made;
-  made.reserve(parameters_.size());
+  made.reserve(slots_.size());
   std::int64_t offset = 0;
-  for (const at::Tensor& parameter : parameters_) {
-    made.push_back(alias(buffer_, offset, parameter));
-    offset += parameter.numel();
+  for (const at::Tensor& slot : slots_) {
+    made.push_back(alias(buffer_, offset, slot));
+    offset += slot.numel();
   }
   return made;
 }

@@ -18,7 +18,10 @@ bool is_alias(const at::Tensor& tensor, const at::Tensor& slot);
 struct Bucket {
   std::vector<std::size_t> parameters;  // their numbers in the reducer
   at::Tensor buffer;
-  std::vector<at::Tensor> slots;  // by parameter, made by alias()
+  std::vector<at::Tensor> slots;    // by parameter, made by alias(); nobody else's
+  std::vector<at::Tensor> handles;  // the same once more, to be gradients: users may move those
+
+  const at::Tensor& handle(std::size_t slot);
 
   // In a backward:
   std::size_t pending = 0;  // parameters whose gradient is not there yet
@@ -27,13 +30,16 @@ struct Bucket {
   std::optional<HookResult> result;
 };
 
-// Memory for the gradients of these of the parameters: group memory if the group has such.
+// Group memory, or ordinary memory if there is no more of it: that is slower, but works.
+at::Tensor allocate_for(const ProcessGroup& group, std::int64_t elements,
+                        const at::TensorOptions& options);
+// Memory for the gradients of these of the parameters.
 Bucket make_bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters,
                    std::vector<std::size_t> indices);
 
 // Fills a GradBucket, whose members are nobody else's.
 struct BucketAccess {
-  static GradBucket make(std::size_t index, std::size_t count, const Bucket& bucket,
+  static GradBucket make(const std::vector<Bucket>& buckets, std::size_t index,
                          const std::vector<at::Tensor>& parameters, const ProcessGroup& group);
 };
 

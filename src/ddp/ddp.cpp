@@ -83,7 +83,7 @@ void DdpCore::sync_buffers() {
   if (buffer_hook_) return buffer_hook_(group_, found);
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : found) tensors.push_back(buffer);
-  broadcast_buffers(group_, tensors, statistics_of(*module_));
+  broadcast_buffers(group_, tensors, statistics_of(*module_), staging_);
 }
 
 void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {

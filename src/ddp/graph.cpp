@@ -59,19 +59,28 @@ class AtEnd {
 }  // namespace
 
 ag::variable_list Sink::apply(ag::variable_list&& gradients) {
-  if (enter_) enter_(*this);
-  visited = true;
+  if (enter_(*this)) visited = true;
   gradients.resize(num_outputs());  // none, if the output needed no gradient
   return std::move(gradients);
 }
 
 at::Tensor put_sink(const at::Tensor& output, const c10::intrusive_ptr<Sink>& sink) {
+  return put_sink(output, output, sink);
+}
+
+at::Tensor put_sink(const at::Tensor& value, const at::Tensor& history,
+                    const c10::intrusive_ptr<Sink>& sink) {
   ag::edge_list next;
-  if (output.requires_grad()) next.push_back(ag::impl::gradient_edge(output));
+  if (history.requires_grad()) next.push_back(ag::impl::gradient_edge(history));
   sink->set_next_edges(std::move(next));
-  at::Tensor copy = output.tensor_data();
+  at::Tensor copy = value.tensor_data();
   ag::set_history(copy, sink);
   return copy;
+}
+
+bool is_in_backward(const ag::Node& node) {
+  const auto* nodes = ag::get_current_graph_task_nodes_in_graph();
+  return nodes != nullptr && nodes->contains(const_cast<ag::Node*>(&node));
 }
 
 std::unordered_set<const ag::Node*> reachable(const std::vector<NodePtr>& roots) {

@@ -19,22 +19,31 @@ using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 // one can be back-propagated without the others.
 class Sink final : public torch::autograd::Node {
  public:
-  // Called before the gradient goes on; may throw.
-  explicit Sink(std::function<void(Sink&)> enter) : enter_(std::move(enter)) {}
+  // `enter` is called before the gradient goes on; it may throw, and tells whether this backward
+  // adds to gradients of parameters. `forward` is the number of the forward that it belongs to.
+  Sink(std::uint64_t forward_number, std::function<bool(Sink&)> enter)
+      : forward(forward_number), enter_(std::move(enter)) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "ConvoySink"; }
 
-  // True once a backward has come by.
-  bool visited = false;
+  const std::uint64_t forward;
+  bool visited = false;  // by a backward that adds to gradients
 
  private:
-  const std::function<void(Sink&)> enter_;
+  const std::function<bool(Sink&)> enter_;
 };
 
 // The same memory and version counter under a new history: `sink`, and then what made `output`. An
 // output that needs no gradient gets one that ends in the sink.
 at::Tensor put_sink(const at::Tensor& output, const c10::intrusive_ptr<Sink>& sink);
+
+// A value of its own, with the history of another tensor behind the sink.
+at::Tensor put_sink(const at::Tensor& value, const at::Tensor& history,
+                    const c10::intrusive_ptr<Sink>& sink);
+
+// True if the running backward will come by this node.
+bool is_in_backward(const torch::autograd::Node& node);
 
 // All nodes that a backward from these ones can reach.
 std::unordered_set<const torch::autograd::Node*> reachable(const std::vector<NodePtr>& roots);

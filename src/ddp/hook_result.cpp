@@ -8,10 +8,10 @@ namespace convoy {
 HookResult::HookResult(at::Tensor result)
     : finish_([result = std::move(result)] { return result; }) {}
 
-HookResult::HookResult(Work work)
-    : finish_([work = std::move(work)] {
+HookResult::HookResult(Work work, at::Tensor result)
+    : finish_([work = std::move(work), result = std::move(result)] {
         work.wait();
-        return at::Tensor();
+        return result;
       }) {}
 
 HookResult::HookResult(Work work, std::function<at::Tensor()> finish)
@@ -22,7 +22,8 @@ HookResult::HookResult(Work work, std::function<at::Tensor()> finish)
 
 HookResult::HookResult(c10::intrusive_ptr<c10::ivalue::Future> future)
     : finish_([future = std::move(future)] {
-        future->wait();
+        if (!future) fail(ErrorKind::kInvalidArgument, "a comm hook returned no future");
+        future->waitAndThrow();
         const c10::IValue value = future->value();
         if (value.isTensor()) return value.toTensor();
         if (value.isTensorList() && !value.toTensorList().empty()) {

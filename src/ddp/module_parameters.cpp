@@ -85,7 +85,8 @@ ModuleParameters find_parameters(const Module& module, const DdpOptions& options
     found.must_agree.push_back(concat("ignored ", name));
   }
   found.must_agree.push_back(concat("option forward_sync_buffers: ", options.forward_sync_buffers,
-                                    ", init_sync: ", options.init_sync));
+                                    ", init_sync: ", options.init_sync,
+                                    ", buffer_sync: ", static_cast<int>(options.buffer_sync)));
   if (!unknown.empty()) {
     found.error = concat("the module has no parameter or buffer ", quoted(*unknown.begin()),
                          ", which the options name");

@@ -25,7 +25,8 @@ ModuleParameters find_parameters(const torch::nn::Module& module, const DdpOptio
 std::unordered_set<const void*> statistics_of(const torch::nn::Module& module);
 
 // Buffers become rank 0's. What a graph has saved is found changed by autograd, but for `unseen`.
+// `staging` is memory that is kept for the next time.
 void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers,
-                       const std::unordered_set<const void*>& unseen);
+                       const std::unordered_set<const void*>& unseen, at::Tensor& staging);
 
 }  // namespace convoy

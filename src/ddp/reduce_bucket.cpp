@@ -2,19 +2,23 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/guarded.h"
 #include "convoy/hooks.h"
 
 namespace convoy {
 namespace {
 
-// Gloo has no mean, and NCCL's rounds in another way: for them gradients are divided before.
+// Ours. Gloo has no mean, and NCCL's rounds in another way: for them gradients are divided before.
 bool averages(const ProcessGroup& group) {
   const std::string name = group.backend_name();
   return name == "convoy" || name == "mpi";
@@ -28,13 +32,13 @@ HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
   const at::Tensor flat = buffer.is_complex() ? at::view_as_real(buffer).view({-1}) : buffer;
   switch (reduce.kind()) {
     case GradReduce::Kind::kMean:
-      if (averages(group)) return group.all_reduce_async(flat, {.op = ReduceOp::kAvg});
+      if (averages(group)) return {group.all_reduce_async(flat, {.op = ReduceOp::kAvg}), buffer};
       flat.div_(group.size());
       break;
     case GradReduce::Kind::kWeighted: flat.mul_(weight); break;
     case GradReduce::Kind::kSum: break;
   }
-  return group.all_reduce_async(flat);
+  return {group.all_reduce_async(flat), buffer};
 }
 
 void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
@@ -48,10 +52,34 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
 }
 
 ProcessGroup own_group(const ProcessGroup& group) {
-  if (group.backend_name() != "convoy" || !group.store()) return group;
+  if (!averages(group) || !group.store()) return group;
   std::vector<int> all(static_cast<std::size_t>(group.size()));
   std::iota(all.begin(), all.end(), 0);
   return group.split(all, {.name = group.name() + "/hook"}).value();
+}
+
+namespace {
+
+// Those alive, by backend.
+Guarded<std::multimap<const void*, std::weak_ptr<const void>>> reducers;
+
+}  // namespace
+
+std::shared_ptr<const void> enlist_reducer(const ProcessGroup& group) {
+  auto self = std::make_shared<const int>();
+  auto all = reducers.lock();
+  std::erase_if(*all, [](const auto& one) { return one.second.expired(); });
+  all->emplace(group.backend().get(), self);
+  return self;
+}
+
+bool has_other_reducers(const ProcessGroup& group, const std::shared_ptr<const void>& self) {
+  auto all = reducers.lock();
+  const auto [begin, end] = all->equal_range(group.backend().get());
+  return std::any_of(begin, end, [&](const auto& one) {
+    const auto other = one.second.lock();
+    return other && other != self;
+  });
 }
 
 bool launches_late(const ProcessGroup& group, Launch wish) {
@@ -73,10 +101,14 @@ void rethrow_with(const std::string& head) {
     throw;
   } catch (const Error& e) {
     throw Error(e.kind(), head + e.what());
-  } catch (const c10::Error& e) {
+  } catch (const c10::DistError& e) {
     throw Error(ErrorKind::kPeerLost, head + e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    throw Error(ErrorKind::kInternal, head + e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::kResource, head + "there is no memory left");
   } catch (const std::exception& e) {
-    throw Error(ErrorKind::kPeerLost, head + e.what());
+    throw Error(ErrorKind::kInternal, head + e.what());
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 
 #include "convoy/reducer.h"
@@ -19,6 +20,11 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
 // A group of the same ranks, so that it can be aborted alone; the same one if it cannot be split.
 // Collective.
 ProcessGroup own_group(const ProcessGroup& group);
+
+// A reducer of this group lives as long as what this returns.
+std::shared_ptr<const void> enlist_reducer(const ProcessGroup& group);
+// True if there is another one.
+bool has_other_reducers(const ProcessGroup& group, const std::shared_ptr<const void>& self);
 
 // True if buckets had better travel at the end of backward. Overlap needs a core that computes
 // nothing: with none, the thread that reduces takes its time from the one that computes, and ranks

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "base/error.h"
@@ -44,6 +45,7 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       options_(std::move(options)),
       size_(group_.size()),
       verdict_(group_, tensors_.size()),
+      enlisted_(enlist_reducer(group_)),
       alone_(size_ == 1) {
   std::string error;  // of this rank, which the others hear too
   try {
@@ -53,8 +55,9 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
   } catch (const Error& e) {
     error = e.what();
   }
-  agree(group_, "parameters of the reducer",
-        error.empty() ? description() : std::vector<std::string>{}, error);
+  static std::atomic<std::uint64_t> made{0};
+  serial_ = agree(group_, "parameters of the reducer",
+                  error.empty() ? description() : std::vector<std::string>{}, error, ++made);
 }
 
 void Reducer::Impl::check() {
@@ -164,72 +167,109 @@ std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs, For
   if (!at::GradMode::is_enabled()) return outputs.vec();
   before_forward();
   hook_up();
-  if (forward == Forward::kInStep) ++forwards_;
-  return with_sinks(outputs);
-}
-
-std::vector<at::Tensor> Reducer::Impl::with_sinks(at::TensorList outputs) {
+  ++last_forward_;
+  if (forward == Forward::kInStep) forwards_.insert(last_forward_);
   std::vector<at::Tensor> result = outputs.vec();
   const bool some = std::any_of(result.begin(), result.end(), [](const at::Tensor& output) {
     return output.defined() && output.requires_grad();
   });
   std::erase_if(sinks_, [](const auto& sink) { return sink.expired(); });
   for (at::Tensor& output : result) {
+    if (!output.defined()) continue;
     // A rank that used no parameter must still be able to take part in the others' round.
-    const bool wanted = some || !options_.find_unused_parameters
-                            ? output.defined() && output.requires_grad()
-                            : output.defined() && ag::isDifferentiableType(output.scalar_type());
-    if (!wanted) continue;
-    auto sink = c10::make_intrusive<Sink>([self = weak_from_this()](Sink& visited) {
-      if (const auto alive = self.lock()) alive->enter(&visited);
-    });
-    output = put_sink(output, sink);
-    sinks_.emplace_back(sink);
+    const bool wanted = some || forward == Forward::kAside
+                            ? output.requires_grad()
+                            : ag::isDifferentiableType(output.scalar_type());
+    if (wanted) output = put_sink(output, make_sink(last_forward_));
   }
   return result;
 }
 
-std::vector<NodePtr> Reducer::Impl::waiting_sinks() {
+c10::intrusive_ptr<Sink> Reducer::Impl::make_sink(std::uint64_t forward) {
+  auto sink = c10::make_intrusive<Sink>(forward, [self = weak_from_this()](Sink& visited) {
+    const auto alive = self.lock();
+    return alive && alive->enter(&visited);
+  });
+  sinks_.emplace_back(sink);
+  return sink;
+}
+
+std::vector<NodePtr> Reducer::Impl::waiting_sinks(const std::set<std::uint64_t>* of_forwards) {
   std::vector<NodePtr> waiting;
   for (const auto& weak : sinks_) {
-    if (auto sink = weak.lock(); sink && !sink->visited) waiting.emplace_back(std::move(sink));
+    auto sink = weak.lock();
+    if (!sink || sink->visited) continue;
+    if (of_forwards == nullptr || of_forwards->contains(sink->forward)) {
+      waiting.emplace_back(std::move(sink));
+    }
   }
   return waiting;
 }
 
+bool Reducer::Impl::comes_by_a_sink() {
+  const auto waiting = waiting_sinks();
+  return std::any_of(waiting.begin(), waiting.end(),
+                     [](const NodePtr& sink) { return is_in_backward(*sink); });
+}
+
 // --- backward ---
 
-void Reducer::Impl::enter(Sink* sink) {
-  if (in_backward_ || !backward_accumulates(accumulators_)) return;
-  const auto self = shared_from_this();
-  at_end_of_backward([self] { self->end(); },
-                     [self](const std::string& cause) { self->failed(cause); });
-  in_backward_ = true;
-  syncing_ = paused_ == 0;
-  if (options_.reduce.kind() == GradReduce::Kind::kSum && size_ > 1) {
-    // What was summed before must not be summed again: each rank keeps its share.
-    const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      at::Tensor& gradient = tensors_[i].mutable_grad();
-      if (parameters_[i].reduced && gradient.defined()) gradient = gradient.mul_(1.0 / size_);
-      parameters_[i].reduced = false;
+bool Reducer::Impl::enter(Sink* sink) {
+  if (!backward_accumulates(accumulators_)) {
+    // autograd::grad. With a history, what it gives may be part of a loss, whose backward goes
+    // around the sink.
+    armed_ |= at::GradMode::is_enabled();
+    return false;
+  }
+  if (!in_backward_) {
+    const auto self = shared_from_this();
+    at_end_of_backward([self] { self->end(); },
+                       [self](const std::string& cause) { self->failed(cause); });
+    in_backward_ = true;
+    syncing_ = paused_ == 0;
+    set_sums_aside();
+    if (syncing_) {
+      entered_ = last_gradient_ = Clock::now();
+      if (!open_) open(sink);
     }
   }
-  if (!syncing_) return;
-  entered_ = Clock::now();
-  if (!open_) open(sink);
+  if (sink != nullptr) {
+    if (syncing_)
+      visited_.insert(sink->forward);
+    else
+      forwards_.erase(sink->forward);
+  }
+  return true;
+}
+
+// Before a backward adds to gradients that are sums over ranks: these must not be summed again.
+void Reducer::Impl::set_sums_aside() {
+  if (options_.reduce.kind() != GradReduce::Kind::kSum || size_ == 1) return;
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    at::Tensor& gradient = tensors_[i].mutable_grad();
+    if (!std::exchange(parameter.reduced, false) || !gradient.defined()) continue;
+    parameter.summed = gradient.detach().clone();
+    if (gradient.is_sparse() || gradient.requires_grad()) {
+      gradient.reset();
+    } else {
+      gradient.zero_();
+    }
+  }
 }
 
 void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   Parameter& parameter = parameters_[index];
-  if (defined && parameter.reduced && options_.reduce.kind() == GradReduce::Kind::kSum &&
-      parameter.bucket != kNone &&
-      is_alias(tensors_[index].grad(), buckets_[parameter.bucket].slots[parameter.slot])) {
-    mixed_ = parameter.name;
-  }
   // A parameter that the loss uses directly may come before the outputs do.
-  if (!in_backward_ && !waiting_sinks().empty()) enter(nullptr);
+  if (!in_backward_ && (armed_ || comes_by_a_sink())) enter(nullptr);
   if (defined) {
+    const at::Tensor& gradient = tensors_[index].grad();
+    // One change since: nothing but this addition.
+    if (parameter.reduced && options_.reduce.kind() == GradReduce::Kind::kSum && size_ > 1 &&
+        gradient.defined() && gradient._version() == parameter.reduced_version + 1) {
+      mixed_ = parameter.name;
+    }
     parameter.used = true;
     parameter.reduced = false;
   }
@@ -237,7 +277,7 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   ++parameter.fired;
   parameter.arrival = ++arrivals_;
   last_gradient_ = Clock::now();
-  if (alone_ || parameter.sparse || outcome_ != Outcome::kGood) return;
+  if (alone_ || parameter.sparse || !parameter.active || outcome_ != Outcome::kGood) return;
   if (order_.empty()) {
     parameter.hidden |= std::exchange(parameter.presumed_unused, false);
     return;
@@ -312,7 +352,7 @@ void Reducer::Impl::end() {
   if (left_out.empty()) return complete(Outcome::kGood, {});
   if (!options_.static_graph && outcome_ == Outcome::kGood) {
     // Another output of the same forward may still bring them.
-    const auto reached = reachable(waiting_sinks());
+    const auto reached = reachable(waiting_sinks(&visited_));
     const bool coming = std::all_of(left_out.begin(), left_out.end(), [&](std::size_t i) {
       return reached.contains(parameters_[i].accumulator.get());
     });
@@ -331,7 +371,7 @@ void Reducer::Impl::failed(const std::string& cause) {
                 " (", line, "); telling the others");
     }
     complete(Outcome::kFailed, line);
-  } catch (const std::exception&) {  // the caller of backward gets the cause itself
+  } catch (...) {  // the caller of backward gets the cause itself
   }
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -66,9 +67,13 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::uintptr_t hook = 0;
     std::size_t bucket = kNone, slot = 0;
 
-    bool used = false;     // a gradient of this rank's was added since the last round
-    bool reduced = false;  // the gradient is what the last round left
-    int expected = 1;      // how often its hook ran in the last round
+    bool used = false;  // a gradient of this rank's was added since the last round
+    bool reduced =
+        false;  // the gradient is what the last round left: this tensor, changed so often
+    const void* reduced_tensor = nullptr;
+    std::int64_t reduced_version = 0;
+    at::Tensor summed;  // taken out of the gradient, so that it is not summed again
+    int expected = 1;   // how often its hook ran in the last round
     bool learnt_unused = false;
     bool hidden = false;  // came although no output had reached it: behind a nested backward
 
@@ -85,12 +90,14 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void check();
   std::vector<std::string> description() const;
   void take_off(Parameter& parameter);
-  std::vector<at::Tensor> with_sinks(at::TensorList outputs);
-  void enter(Sink* sink);
+  c10::intrusive_ptr<Sink> make_sink(std::uint64_t forward);
+  bool enter(Sink* sink);
+  void set_sums_aside();
   void on_gradient(std::size_t index, bool defined);
   void end();
   void failed(const std::string& cause);
-  std::vector<NodePtr> waiting_sinks();
+  std::vector<NodePtr> waiting_sinks(const std::set<std::uint64_t>* of_forwards = nullptr);
+  bool comes_by_a_sink();
   std::vector<std::size_t> missing() const;
   std::string names_of(const std::vector<std::size_t>& indices) const;
   std::string missing_text(const std::vector<std::size_t>& indices) const;
@@ -113,6 +120,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void reduce_sparse();
   void close(Outcome outcome);
   void trouble(Outcome outcome, std::string text);
+  template <class Function>
+  void guarded(std::size_t bucket, Function function);
+  void end_hook_group();
+  void give_up() noexcept;
+  Bucket& bucket_of(const Parameter& parameter) { return buckets_[parameter.bucket]; }
   std::string where(std::size_t bucket) const;
   std::string head() const;
 
@@ -135,6 +147,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> order_;  // all parameters as they arrive; empty before the first round
   Verdict verdict_;
+  const std::shared_ptr<const void> enlisted_;
+  std::uint64_t serial_ = 0;  // the same on all ranks, another for each reducer
   CommHook hook_;
   ProcessGroup hook_group_;  // none: to be made by the next round
   std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
@@ -142,16 +156,21 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   int paused_ = 0;
   bool in_backward_ = false;
-  bool syncing_ = false;        // this backward
-  bool open_ = false;           // a round
-  bool begun_ = false;          // its first step is done
-  bool changed_ = false;        // parameters were frozen or thawed since buckets were made
-  bool learnt_ = false;         // static graph: after the first round
-  bool alone_ = false;          // nobody to reduce with, and no hook
+  bool syncing_ = false;   // this backward
+  bool open_ = false;      // a round
+  bool begun_ = false;     // its first step is done
+  bool changed_ = false;   // parameters were frozen or thawed since buckets were made
+  bool learnt_ = false;    // static graph: after the first round
+  bool armed_ = false;     // a gradient with a history was computed: its backward passes no sink
+  bool guessed_ = false;   // the layout, because rank 0 had seen no gradients
+  bool alone_ = false;     // nobody to reduce with, and no hook
+  bool late_now_ = false;  // in this round
   bool launches_late_ = false;  // buckets go at the end of backward
   std::size_t next_ = 0;        // bucket to launch
   std::size_t arrivals_ = 0;
-  std::uint64_t forwards_ = 0;  // since the last round
+  std::uint64_t last_forward_ = 0;    // numbers of forwards: 1, 2, ...
+  std::set<std::uint64_t> forwards_;  // in step, since the last round; not those that stay local
+  std::set<std::uint64_t> visited_;   // by backwards of this round
   double weight_ = 1;
   Outcome outcome_ = Outcome::kGood;
   std::string text_;

@@ -41,9 +41,10 @@ void Reducer::Impl::agree_on_order() {
     };
     return arrival(a) < arrival(b);
   });
-  const at::Tensor table = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
+  const at::Tensor table = at::empty({static_cast<std::int64_t>(order.size()) + 1}, at::kLong);
   auto* const entries = table.mutable_data_ptr<std::int64_t>();
   std::copy(order.begin(), order.end(), entries);
+  entries[order.size()] = arrivals_ == 0 ? 1 : 0;
   group_.broadcast(table);
   std::vector<bool> seen(order.size());
   for (std::size_t k = 0; k < order.size(); ++k) {
@@ -52,6 +53,7 @@ void Reducer::Impl::agree_on_order() {
     seen[i] = true;
     order[k] = i;
   }
+  guessed_ = entries[order.size()] != 0;
   order_ = std::move(order);
   lay_out();
 }
@@ -104,12 +106,12 @@ void Reducer::Impl::place(Bucket&& made) {
                        gradient.sizes().equals(bucket.slots[slot].sizes());
     if (!moves) continue;
     bucket.slots[slot].copy_(gradient);
-    gradient = bucket.slots[slot];
+    gradient = bucket.handle(slot);
   }
 }
 
 std::uint64_t Reducer::Impl::layout_hash() const {
-  std::string text = concat(static_cast<int>(options_.reduce.kind()));
+  std::string text = concat(serial_, " ", static_cast<int>(options_.reduce.kind()));
   for (const Parameter& parameter : parameters_) text += parameter.active ? '+' : '-';
   return hash_text(text);
 }
@@ -119,6 +121,10 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
   if (hook_) fail(ErrorKind::kInvalidArgument, "register_comm_hook: there is a comm hook already");
   if (stats_.backwards > 0 || open_) {
     fail(ErrorKind::kInvalidArgument, "register_comm_hook: after the first backward");
+  }
+  if (options_.reduce.kind() != GradReduce::Kind::kMean) {
+    fail(ErrorKind::kInvalidArgument,
+         "register_comm_hook: what gradients become is the hook's; GradReduce must be kMean");
   }
   hook_group_ = own_group(group_);
   hook_ = std::move(hook);
@@ -135,6 +141,9 @@ void check_weight(const GradReduce& reduce) {
 void Reducer::Impl::set_reduce(GradReduce reduce) {
   check_weight(reduce);
   if (open_) fail(ErrorKind::kInvalidArgument, "set_reduce: inside of a backward");
+  if (hook_ && reduce.kind() != GradReduce::Kind::kMean) {
+    fail(ErrorKind::kInvalidArgument, "set_reduce: there is a comm hook, which decides that");
+  }
   options_.reduce = reduce;
 }
 

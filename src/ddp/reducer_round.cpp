@@ -29,11 +29,15 @@ void Reducer::Impl::trouble(Outcome outcome, std::string text) {
     outcome_ = outcome;
     text_ = std::move(text);
   }
-  if (outcome >= Outcome::kDisturbed && hook_ && hook_group_ && hook_group_ != group_) {
-    // Others may wait inside of a hook for operations that will not come.
-    hook_group_.abort();
-    hook_group_ = {};
-  }
+  if (outcome >= Outcome::kDisturbed) end_hook_group();
+}
+
+// Others may wait inside of a hook for operations that will not come. (Where the hook has no group
+// of its own, that ends the group: better than to wait.)
+void Reducer::Impl::end_hook_group() {
+  if (!hook_ || !hook_group_ || size_ == 1) return;
+  hook_group_.abort();
+  if (hook_group_ != group_) hook_group_ = {};
 }
 
 // --- its beginning ---
@@ -45,6 +49,8 @@ void Reducer::Impl::open(const Sink* sink) {
   arrivals_ = 0;
   outcome_ = Outcome::kGood;
   text_.clear();
+  stats_.copy_time = stats_.search_time = {};
+  set_sums_aside();
   look_at_parameters();
   for (Parameter& parameter : parameters_) {
     parameter.fired = 0;
@@ -60,8 +66,10 @@ void Reducer::Impl::open(const Sink* sink) {
     bucket.skipped = false;
     bucket.result.reset();
   }
-  presume_unused(sink);
   if (alone_) return;
+  // Two models in one backward: which one's buckets are complete first may differ between ranks.
+  late_now_ = launches_late_ || has_other_reducers(group_, enlisted_);
+  presume_unused(sink);
   try {
     begin();
   } catch (...) {
@@ -147,7 +155,7 @@ void Reducer::Impl::make_ready(std::size_t index) {
   if (has_history) {
     parameter.graph = gradient;
   } else if (options_.gradient_as_bucket_view) {
-    gradient = slot;  // the copied one is freed now, not at the end
+    gradient = bucket_of(parameter).handle(parameter.slot);  // frees the copied one
   }
   stats_.copy_time += Clock::now() - start;
 }
@@ -169,7 +177,7 @@ void Reducer::Impl::settle(std::size_t index) {
 }
 
 void Reducer::Impl::launch_complete_ones() {
-  if (launches_late_) return;
+  if (late_now_) return;
   while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(next_++);
 }
 
@@ -177,16 +185,26 @@ void Reducer::Impl::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
   bucket.launched = true;
   if (bucket.skipped) return;
-  for (const std::size_t i : bucket.parameters) {
-    if (!parameters_[i].ready) settle(i);
-  }
+  // Whatever happens here, the others count on this bucket.
+  guarded(index, [&] {
+    for (const std::size_t i : bucket.parameters) {
+      if (!parameters_[i].ready) settle(i);
+    }
+  });
   if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
+  guarded(index, [&] { bucket.result = start(index); });
+}
+
+template <class Function>
+void Reducer::Impl::guarded(std::size_t bucket, Function function) {
   try {
-    bucket.result = start(index);
+    function();
   } catch (const Error& e) {
-    trouble(Outcome::kDisturbed, concat(where(index), ": ", e.what()));
+    trouble(Outcome::kDisturbed, concat(where(bucket), ": ", e.what()));
   } catch (const std::exception& e) {
-    trouble(Outcome::kFailed, concat(where(index), ": ", e.what()));
+    trouble(Outcome::kFailed, concat(where(bucket), ": ", e.what()));
+  } catch (...) {
+    trouble(Outcome::kFailed, concat(where(bucket), ": something was thrown"));
   }
 }
 
@@ -194,7 +212,7 @@ HookResult Reducer::Impl::start(std::size_t index) {
   Bucket& bucket = buckets_[index];
   if (!hook_) return reduce_bucket(group_, bucket.buffer, options_.reduce, weight_);
   try {
-    return hook_(BucketAccess::make(index, buckets_.size(), bucket, tensors_, hook_group_));
+    return hook_(BucketAccess::make(buckets_, index, tensors_, hook_group_));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {
@@ -237,24 +255,37 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
       return close(Outcome::kGood);
     }
     reason = verdict_.explain(group_, text_);
-  } catch (...) {  // the group is broken
+  } catch (...) {
+    give_up();
     close(Outcome::kFailed);
-    rethrow_with(title);
+    rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
   }
   const Outcome worst = verdict_.worst();
-  if (hook_ && hook_group_ && hook_group_ != group_ && worst >= Outcome::kDisturbed) {
-    hook_group_.abort();
-    hook_group_ = {};
-  }
+  if (worst >= Outcome::kDisturbed) end_hook_group();
   close(worst == Outcome::kGood ? Outcome::kFailed : worst);
   fail(kind_of(worst), title, reason);
+}
+
+// In a handler. A lost or late rank has ended the group already. Anything else is this rank's own
+// trouble, in a place where the others wait for it.
+void Reducer::Impl::give_up() noexcept {
+  try {
+    throw;
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kPeerLost || e.kind() == ErrorKind::kTimeout) return;
+  } catch (...) {
+  }
+  try {
+    group_.abort();
+  } catch (...) {
+  }
 }
 
 // What is left of the buckets, and the verdict about them.
 bool Reducer::Impl::finish_buckets() {
   while (next_ < buckets_.size()) launch(next_++);
   take_results();
-  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards_, layout_hash(), {}};
+  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards_.size(), layout_hash(), {}};
   for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
   return verdict_.reach(group_, ballot);
 }
@@ -277,9 +308,16 @@ void Reducer::Impl::take_results() {
       if (!hook_) throw;
       trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw: ", e.what()));
       continue;
+    } catch (...) {
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw something"));
+      continue;
     }
     bucket.result.reset();
-    if (!result.defined() || result.is_same(bucket.buffer)) continue;
+    if (result.defined() && result.is_same(bucket.buffer)) continue;
+    if (!result.defined()) {
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned no tensor"));
+      continue;
+    }
     if (result.layout() != c10::kStrided || result.numel() != bucket.buffer.numel() ||
         result.scalar_type() != bucket.buffer.scalar_type()) {
       trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned ", result.numel(),
@@ -307,20 +345,17 @@ void Reducer::Impl::write_back(std::size_t index) {
   const at::Tensor& slot = buckets_[parameter.bucket].slots[parameter.slot];
   at::Tensor& gradient = tensors_[index].mutable_grad();
   if (!verdict_.used()[index]) {
-    // Nobody's: as it was, to the bit. (A sum of shares has been put together again.)
-    if (parameter.kept.defined() && options_.reduce.kind() != GradReduce::Kind::kSum) {
-      gradient.copy_(parameter.kept);
-    }
+    // Nobody's: as it was, to the bit.
+    if (parameter.kept.defined()) gradient.copy_(parameter.kept);
     return;
   }
   if (parameter.graph.defined()) {
     // The value is the mean, the history this rank's: a loss made of it has this rank's part of the
     // gradient, which is reduced in turn.
-    const at::AutoGradMode with_history(true);
-    const at::Tensor own = parameter.graph;
-    gradient = with_sinks({own + (slot - own.detach())})[0];
+    constexpr std::uint64_t kNoForward = 0;
+    gradient = put_sink(slot.clone(), parameter.graph, make_sink(kNoForward));
   } else if (options_.gradient_as_bucket_view) {
-    if (!is_alias(gradient, slot)) gradient = slot;
+    if (!is_alias(gradient, slot)) gradient = bucket_of(parameter).handle(parameter.slot);
   } else if (gradient.defined()) {
     gradient.copy_(slot);
   } else {
@@ -353,14 +388,26 @@ void Reducer::Impl::close(Outcome outcome) {
   open_ = false;
   const auto now = Clock::now();
   const bool good = outcome == Outcome::kGood;
-  for (Parameter& parameter : parameters_) {
-    if (good || parameter.fired > parameter.expected) {
-      parameter.expected = std::max(1, parameter.fired);
-    }
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    parameter.expected = std::max(parameter.expected, parameter.fired);
     if (good && options_.static_graph && !learnt_) {
       parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
     }
-    parameter.reduced = good;
+    const at::Tensor& gradient = tensors_[i].grad();
+    if (parameter.summed.defined()) {
+      tensors_[i].mutable_grad() =
+          gradient.defined() ? gradient.add_(parameter.summed) : std::move(parameter.summed);
+      parameter.summed.reset();
+    }
+    if (good && verdict_.used()[i] && tensors_[i].grad().defined()) {
+      parameter.reduced = true;
+      parameter.reduced_tensor = tensors_[i].grad().unsafeGetTensorImpl();
+      parameter.reduced_version = tensors_[i].grad()._version();
+    } else if (!good) {
+      parameter.reduced = false;
+    }
     parameter.used = false;
     parameter.fired = 0;
     parameter.kept.reset();
@@ -368,7 +415,14 @@ void Reducer::Impl::close(Outcome outcome) {
   }
   for (Bucket& bucket : buckets_) bucket.result.reset();
   learnt_ |= good;
-  forwards_ = 0;
+  armed_ = false;
+  forwards_.clear();
+  visited_.clear();
+  if (std::exchange(guessed_, false)) {  // the next round knows better
+    order_.clear();
+    buckets_.clear();
+    for (Parameter& parameter : parameters_) parameter.bucket = kNone;
+  }
   ++stats_.backwards;
   stats_.backward_time = now - entered_;
   stats_.exposed_time = now - last_gradient_;
@@ -379,7 +433,22 @@ void Reducer::Impl::sync_gradients() {
     fail(ErrorKind::kInvalidArgument, "sync_gradients() inside of a backward");
   }
   entered_ = last_gradient_ = Clock::now();
-  if (!open_) open(nullptr);
+  if (!open_) {
+    try {
+      open(nullptr);
+    } catch (...) {
+      close(Outcome::kFailed);
+      throw;
+    }
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {  // also what the user has set
+    Parameter& parameter = parameters_[i];
+    const at::Tensor& gradient = tensors_[i].grad();
+    const bool as_we_left_it = parameter.reduced && gradient.defined() &&
+                               gradient.unsafeGetTensorImpl() == parameter.reduced_tensor &&
+                               gradient._version() == parameter.reduced_version;
+    parameter.used |= parameter.active && gradient.defined() && !as_we_left_it;
+  }
   complete(Outcome::kGood, {});
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "ddp/bucket.h"
 
 namespace convoy {
 namespace {
@@ -16,8 +17,9 @@ constexpr std::size_t kTextBytes = 2048;
 }  // namespace
 
 Verdict::Verdict(const ProcessGroup& group, std::size_t parameters)
-    : bytes_(group.allocate(
-          {static_cast<std::int64_t>(kHead * static_cast<std::size_t>(group.size()) + parameters)},
+    : bytes_(allocate_for(
+          group,
+          static_cast<std::int64_t>(kHead * static_cast<std::size_t>(group.size()) + parameters),
           at::kByte)),
       seen_(static_cast<std::size_t>(group.size())),
       used_(parameters) {}
@@ -82,7 +84,8 @@ std::string Verdict::explain(const ProcessGroup& group, const std::string& text)
                       "was it left out? Extra forwards go under NoGradGuard, or in eval mode");
     } else if (seen_[r].layout != seen_[0].layout) {
       result = concat("rank ", r, " trains other parameters than rank 0, or reduces them in ",
-                      "another way: freeze, thaw and set_reduce on all ranks alike");
+                      "another way, or this is another model's backward: freeze, thaw, set_reduce ",
+                      "and run models on all ranks alike");
     }
   }
   return result;

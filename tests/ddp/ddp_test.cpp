@@ -514,7 +514,7 @@ TEST(DdpTest, EveryBackwardIsReduced) {
 // test_ddp_create_graph; and a loss made of gradients has the right ones itself.
 TEST(DdpTest, CreateGraph) {
   struct PowerImpl : torch::nn::Module {
-    PowerImpl() : p(register_parameter("p", at::full({}, 3.0, at::kDouble))) {}
+    PowerImpl() : p(register_parameter("p", at::full({1}, 3.0, at::kDouble))) {}
     at::Tensor forward(double x) { return p.pow(3) * x; }
     at::Tensor p;
   };
@@ -530,6 +530,7 @@ TEST(DdpTest, CreateGraph) {
         EXPECT_DOUBLE_EQ(net->p.grad().item<double>(), 3 * 9 * 1.5);
         const auto gradient = net->p.grad();
         EXPECT_TRUE(gradient.requires_grad());
+        expect_equal_on_all(world, {gradient});
         net->zero_grad();
         // d/dp (mean gradient)^2 = 2 * 40.5 * 6 p * 1.5
         gradient.pow(2).backward();
@@ -553,6 +554,95 @@ TEST(DdpTest, AutogradGradStaysLocal) {
     for (const auto& p : net->parameters()) EXPECT_FALSE(p.grad().defined());
     model(x).sum().backward();
     expect_equal_on_all(world, gradients_of(*net));
+  });
+}
+
+// A loss made of gradients (a penalty on them): its backward goes around the sink, and is reduced.
+TEST(DdpTest, GradientPenalty) {
+  for (const Mode& mode : modes()) {
+    SCOPED_TRACE(mode.name);
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      auto net = seeded(1, [] { return Net(); });
+      auto local = seeded(1, [] { return Net(); });
+      DistributedDataParallel model(net, world, mode.options);
+      const auto loss = [](auto& module, int rank) {
+        auto x = input_of(rank, 0).requires_grad_();
+        const auto gradient =
+            torch::autograd::grad({module.forward(x).pow(2).sum()}, {x}, {},
+                                  /*retain_graph=*/true, /*create_graph=*/true)[0];
+        return (gradient.pow(2).sum() - 1).pow(2);
+      };
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        loss(model, r.id()).backward();
+        expect_gradients(*net, mean_gradients(*local, 2, loss));
+        expect_equal_on_all(world, gradients_of(*net));
+      }
+    });
+  }
+}
+
+// Two models in one backward, on one group. Ranks that come to them in another order are told.
+TEST(DdpTest, TwoModels) {
+  for (const Mode& mode : modes()) {
+    SCOPED_TRACE(mode.name);
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      auto a = seeded(1, [] { return Net(); }), b = seeded(2, [] { return Net(); });
+      DistributedDataParallel first(a, world, mode.options), second(b, world, mode.options);
+      for (int step = 0; step < 3; ++step) {
+        a->zero_grad();
+        b->zero_grad();
+        const auto x = input_of(r.id(), step);
+        if (step == 1) {
+          const auto mixed = r.id() == 0 ? first(x) + second(x) : second(x) + first(x);
+          EXPECT_THAT(text_of([&] { mixed.pow(2).sum().backward(); }),
+                      testing::HasSubstr("another model's backward"));
+          continue;
+        }
+        (first(x) + second(x)).pow(2).sum().backward();
+        expect_equal_on_all(world, gradients_of(*a));
+        expect_equal_on_all(world, gradients_of(*b));
+      }
+    });
+  }
+}
+
+// Gradients that somebody else has computed, or moved.
+TEST(DdpTest, GradientsOfTheUser) {
+  for (const bool views : {true, false}) {
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      SharedWeight net;
+      DistributedDataParallel model(net, world, {.gradient_as_bucket_view = views});
+      for (int round = 0; round < 3; ++round) {
+        net->p.mutable_grad() = full(r.id() + 1, {64, 64});
+        model.sync_gradients();
+        expect_equal(net->p.grad(), full(1.5, {64, 64}));
+        model.sync_gradients();  // of what is reduced already
+        expect_equal(net->p.grad(), full(1.5, {64, 64}));
+        net->p.mutable_grad().set_data(full(10, {64, 64}));
+        (model(at::ones({64, 64})) * (r.id() + 1)).backward();
+        expect_equal(net->p.grad(), full(13, {64, 64}));
+      }
+    });
+  }
+}
+
+// Ranks may accumulate over different numbers of batches.
+TEST(DdpTest, UnevenAccumulation) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    SharedWeight net;
+    DistributedDataParallel model(net, world, {.reduce = GradReduce::weighted(1)});
+    for (int round = 0; round < 2; ++round) {
+      net->zero_grad();
+      const int batches = r.id() + 1;
+      model.set_reduce(GradReduce::weighted(batches));
+      for (int i = 0; i < batches; ++i) {
+        const auto scope = model.no_sync();
+        (model(at::ones({64, 64})) / batches).backward();
+      }
+      model.sync_gradients();
+      expect_close(net->p.grad(), full(2, {64, 64}));
+    }
   });
 }
 
@@ -649,7 +739,7 @@ TEST(DdpTest, ASavedBufferThatChangesIsNoticed) {
 
 // --- options ---
 
-// init_sync = false: ranks keep what they have, and are told if they differ.
+// init_sync = false: ranks keep what they have.
 TEST(DdpTest, NoInitSync) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     Linear net(2, 2);
@@ -710,6 +800,9 @@ TEST(DdpTest, DelayedParametersTravelLast) {
       }
       const auto buckets = model.reducer().buckets();
       EXPECT_EQ(buckets.front(), (std::vector<std::size_t>{0}));
+      for (std::size_t b = 1; b < buckets.size(); ++b) {
+        for (const std::size_t i : buckets[b]) EXPECT_NE(i, 0U);
+      }
       // nothing but delayed ones
       options.delay_all_reduce_named_params.emplace_back("fc1.weight");
       DistributedDataParallel all(seeded(1, [] { return Net(); }), world, options);
@@ -726,11 +819,26 @@ TEST(DdpTest, SumAndWeights) {
       const double x = r.id() + 1;
       DistributedDataParallel sum(net, world,
                                   {.gradient_as_bucket_view = views, .reduce = GradReduce::kSum});
-      // Accumulated over two backwards: what was summed is not summed again.
+      // Accumulated over backwards: what was summed is not summed again.
       for (int i = 1; i <= 2; ++i) {
         (sum(at::ones({64, 64})) * x).backward();
         expect_close(net->p.grad(), full(12 * i, {64, 64}));
       }
+      sum.sync_gradients();
+      expect_close(net->p.grad(), full(24, {64, 64}));
+      {
+        const auto scope = sum.no_sync();
+        (sum(at::ones({64, 64})) * x).backward();
+      }
+      (sum(at::ones({64, 64})) * x).backward();
+      expect_close(net->p.grad(), full(48, {64, 64}));
+      // The module itself adds to a sum: that cannot be told apart any more.
+      (net->forward(at::ones({64, 64})) * x).backward();
+      EXPECT_THAT(text_of([&] { (sum(at::ones({64, 64})) * x).backward(); }),
+                  testing::HasSubstr("was a sum over ranks already"));
+      net->zero_grad(/*set_to_none=*/false);
+      (sum(at::ones({64, 64})) * x).backward();
+      expect_close(net->p.grad(), full(12, {64, 64}));
       net->zero_grad();
       SharedWeight other;
       DistributedDataParallel weighted(

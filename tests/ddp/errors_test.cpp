@@ -132,7 +132,8 @@ TEST(AgreementTest, FrozenOnOneRank) {
     DistributedDataParallel model(net, world);
     model(at::ones({2, 2})).sum().backward();
     if (r.id() == 1) net->fc2->weight.requires_grad_(false);
-    EXPECT_THROW(model(at::ones({2, 2})).sum().backward(), Error);
+    EXPECT_THAT(text_of([&] { model(at::ones({2, 2})).sum().backward(); }),
+                HasSubstr("rank 1 trains other parameters than rank 0"));
     net->fc2->weight.requires_grad_(true);
     net->zero_grad();
     model(at::ones({2, 2})).sum().backward();
@@ -270,7 +271,7 @@ TEST(DeathTest, OthersHearOfItInEveryPhase) {
         EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
         EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1"), HasSubstr("SIGKILL")));
         if (phase == Phase::kBackward || phase == Phase::kHook) {
-          EXPECT_THAT(error.what(), HasSubstr("backward 3"));
+          EXPECT_THAT(error.what(), AllOf(HasSubstr("backward 3"), HasSubstr("bucket ")));
         }
       }
     });

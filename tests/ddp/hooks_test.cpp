@@ -75,7 +75,15 @@ TEST(HookTest, EncodeAllReduceDecode) {
     });
   };
   run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-    for (const auto& [hook, factor] : {std::pair(halves, 1.0), {doubled, 20.0}}) {
+    // Around the hook that is there without one.
+    const CommHook inner = [](const GradBucket& bucket) {
+      return hooks::all_reduce(bucket.with(bucket.buffer() * 3));
+    };
+    const CommHook outer = [](const GradBucket& bucket) {
+      return hooks::all_reduce(bucket).then([](const at::Tensor& mean) { return mean * 5; });
+    };
+    for (const auto& [hook, factor] :
+         {std::pair(halves, 1.0), {doubled, 20.0}, {inner, 3.0}, {outer, 5.0}}) {
       Task net;
       DistributedDataParallel model(net, world);
       model.register_comm_hook(hook);
@@ -194,6 +202,10 @@ TEST(HookTest, Registration) {
     EXPECT_THROW(model.register_comm_hook(hooks::all_reduce), Error);
     backward(begun, r.id());
     EXPECT_THROW(begun.register_comm_hook(hooks::all_reduce), Error);
+    EXPECT_THROW(model.set_reduce(GradReduce::kSum), Error);
+    Task other;
+    DistributedDataParallel sums(other, world, {.reduce = GradReduce::kSum});
+    EXPECT_THROW(sums.register_comm_hook(hooks::all_reduce), Error);
   });
 }
 

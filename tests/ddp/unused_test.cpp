@@ -145,6 +145,24 @@ TEST(UnusedTest, ARankThatUsesNothingDoesNotBlockTheOthers) {
   }
 }
 
+// In the other modes too nobody waits: a static graph may have such a rank, and without options it
+// is an error with names on all ranks.
+TEST(UnusedTest, ARankThatUsesNothingInOtherModes) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    const auto tasks = r.id() == 1 ? std::vector<int>{} : std::vector{0, 1};
+    Tasks net, other;
+    DistributedDataParallel model(net, world, {.static_graph = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(at::ones({2, 2}), tasks).sum().backward();
+      expect_equal(net->t0.grad(), full(0.5, {2, 2}));
+    }
+    DistributedDataParallel strict(other, world);
+    EXPECT_THAT(text_of([&] { strict(at::ones({2, 2}), tasks).sum().backward(); }),
+                AllOf(HasSubstr("rank 1: no gradient came for t0 (0), t1 (1), t2 (2)")));
+  });
+}
+
 // --- what forward returns ---
 
 struct Output {
