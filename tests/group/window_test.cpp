@@ -58,8 +58,8 @@ TEST_P(GroupWindowTest, PutsAndViews) {
 }
 
 // Sizes and types by rank; parts of larger tensors.
-TEST_P(GroupWindowTest, EachItsOwn) {
-  RankGroup(2, GetParam()).run([](Rank& r) {
+TEST(GroupWindowThreadsTest, EachItsOwn) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
     const auto group = make_group(r);
     const auto whole = group.allocate({10, 2}, r.id() == 0 ? at::kLong : at::kBFloat16);
     whole.zero_();
@@ -77,8 +77,8 @@ TEST_P(GroupWindowTest, EachItsOwn) {
   });
 }
 
-TEST_P(GroupWindowTest, WhatCannotBeAWindow) {
-  RankGroup(2, GetParam()).run([](Rank& r) {
+TEST(GroupWindowThreadsTest, WhatCannotBeAWindow) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
     const auto group = make_group(r);
     const auto fine = group.allocate({4, 4});
     const auto refused = [&](const char* why, const at::Tensor& tensor) {
@@ -97,8 +97,8 @@ TEST_P(GroupWindowTest, WhatCannotBeAWindow) {
 }
 
 // With the last view, not with the window, a rank leaves.
-TEST_P(GroupWindowTest, ViewsKeepIt) {
-  RankGroup(2, GetParam()).run([](Rank& r) {
+TEST(GroupWindowThreadsTest, ViewsKeepIt) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
     const auto group = make_group(r);
     auto window = group.window(group.allocate({8}));
     auto view = window.at(1 - r.id());
