@@ -118,12 +118,12 @@ std::shared_ptr<ModelImpl> make_model(const std::string& name) {
 // Python's modes. Its default copies gradients; ours has views. The cap makes several buckets.
 const std::map<std::string, DdpOptions>& modes() {
   constexpr double kCap = 0.001;
-  static const std::map<std::string, DdpOptions> kModes{
+  static const std::map<std::string, DdpOptions> all{
       {"default", {.bucket_cap_mb = kCap, .gradient_as_bucket_view = false}},
       {"gradient_as_bucket_view", {.bucket_cap_mb = kCap}},
       {"find_unused_parameters", {.bucket_cap_mb = kCap, .find_unused_parameters = true}},
       {"static_graph", {.bucket_cap_mb = kCap, .static_graph = true}}};
-  return kModes;
+  return all;
 }
 
 // What Python got, by name; undefined where it had none.
