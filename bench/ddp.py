@@ -15,6 +15,7 @@ Run it through `make bench-ddp`, on a machine that does nothing else. It needs 1
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -56,6 +57,7 @@ def main():
     options.parts = options.parts.split(",")
     models = options.models.split(",")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: ended"))  # and the sides with it
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ratios are peer's time / ours")
     start = time.monotonic()
     bench = Bench(options)
