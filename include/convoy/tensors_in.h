@@ -89,6 +89,7 @@ struct ForEachTensor {
 }  // namespace detail
 
 // for_each_tensor(value, function): calls function(at::Tensor&) for each tensor in it, in order.
+// NOLINTNEXTLINE(readability-identifier-naming): it is called like a function
 inline constexpr detail::ForEachTensor for_each_tensor{};
 
 // The same as a list of pointers into `value`.
