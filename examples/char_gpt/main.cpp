@@ -124,9 +124,9 @@ void compare(const Record& one, const Record& many, int ranks, double exposed) {
   }
   std::cout << std::setprecision(6) << "same loss as one process: over the first " << steps
             << " steps they differ by at most " << difference << "\n"
-            << std::setprecision(3) << "faster than one process: "
-            << one.seconds_per_step / many.seconds_per_step << " times, with " << ranks
-            << " processes of one thread each\n"
+            << std::setprecision(3)
+            << "faster than one process: " << one.seconds_per_step / many.seconds_per_step
+            << " times, with " << ranks << " processes of one thread each\n"
             << "share of communication that compute did not hide: " << 100 * exposed << " %\n";
 }
 
@@ -154,17 +154,18 @@ void train(const Arguments& arguments) {
   double exposed = 0, seconds = 0;
   for (int step = 0; step < arguments.steps; ++step) {
     const auto begin = Clock::now();
-    const auto [input, target] = batch_of(text, step, arguments.batch, options.context,
-                                          world.rank(), world.size());
+    const auto [input, target] =
+        batch_of(text, step, arguments.batch, options.context, world.rank(), world.size());
     adam.zero_grad();
     const auto loss = torch::cross_entropy_loss(model(input).flatten(0, 1), target.flatten());
     loss.backward();
     torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0);
     adam.step();
     // The loss of the whole batch, and whether the time is over: one small message.
-    auto news = torch::tensor({loss.item<double>(),
-                               Clock::now() - start > std::chrono::seconds(arguments.seconds)
-                                   ? 1.0 : 0.0}, torch::kDouble);
+    auto news =
+        torch::tensor({loss.item<double>(),
+                       Clock::now() - start > std::chrono::seconds(arguments.seconds) ? 1.0 : 0.0},
+                      torch::kDouble);
     world.all_reduce(news, {.op = convoy::ReduceOp::kAvg});
     record.losses.push_back(news[0].item<double>());
     exposed += std::chrono::duration<double>(model.reducer().stats().exposed_time).count();
@@ -172,8 +173,8 @@ void train(const Arguments& arguments) {
     const bool last = step + 1 == arguments.steps || news[1].item<double>() > 0;
     if (first && (step % 10 == 9 || last)) {
       const double tokens = static_cast<double>(arguments.batch * options.context * (step + 1));
-      std::cout << progress_line(step + 1, arguments.steps, record.losses.back(),
-                                 tokens / seconds, exposed / seconds)
+      std::cout << progress_line(step + 1, arguments.steps, record.losses.back(), tokens / seconds,
+                                 exposed / seconds)
                 << std::flush;
     }
     if (last) break;
@@ -191,8 +192,9 @@ void train(const Arguments& arguments) {
     std::cout << "loss curve: " << arguments.curve << "\n";
   }
   if (arguments.sample > 0) {
-    std::cout << "--- it writes ---\n" << sample(net, text, options.context, arguments.sample)
-              << "\n-----------------" << std::endl;
+    std::cout << "--- it writes ---\n"
+              << sample(net, text, options.context, arguments.sample) << "\n-----------------"
+              << std::endl;
   }
 }
 

@@ -10,8 +10,10 @@ struct GptOptions {
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptOptions& o)
       : heads(o.heads),
-        norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({o.width})))),
-        norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({o.width})))),
+        norm1(
+            register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({o.width})))),
+        norm2(
+            register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({o.width})))),
         qkv(register_module("qkv", torch::nn::Linear(o.width, 3 * o.width))),
         mix(register_module("mix", torch::nn::Linear(o.width, o.width))),
         up(register_module("up", torch::nn::Linear(o.width, 4 * o.width))),
@@ -19,7 +21,8 @@ struct BlockImpl : torch::nn::Module {
 
   torch::Tensor forward(torch::Tensor x) {
     const auto batch = x.size(0), time = x.size(1), width = x.size(2);
-    auto parts = qkv(norm1(x)).view({batch, time, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+    auto parts =
+        qkv(norm1(x)).view({batch, time, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
     auto seen = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
     x = x + mix(seen.transpose(1, 2).reshape({batch, time, width}));
     return x + down(torch::gelu(up(norm2(x))));

@@ -66,8 +66,8 @@ void write_svg(const std::string& path, const std::vector<double>& losses,
       << "<text x='" << kLeft << "' y='24'>" << title << "</text>\n";
   for (int i = 0; i <= 4; ++i) {
     const double loss = low + (high - low) * i / 4;
-    out << "<line x1='" << kLeft << "' x2='" << kLeft + kWidth << "' y1='" << y_of(loss)
-        << "' y2='" << y_of(loss) << "' stroke='#ddd'/><text x='8' y='" << y_of(loss) + 4 << "'>"
+    out << "<line x1='" << kLeft << "' x2='" << kLeft + kWidth << "' y1='" << y_of(loss) << "' y2='"
+        << y_of(loss) << "' stroke='#ddd'/><text x='8' y='" << y_of(loss) + 4 << "'>"
         << std::setprecision(2) << loss << std::setprecision(1) << "</text>\n";
   }
   out << "<polyline fill='none' stroke='#1f6feb' stroke-width='2' points='";
