@@ -38,14 +38,14 @@ std::string progress_line(int step, int steps, double loss, double tokens_per_se
 }
 
 std::string sparkline(const std::vector<double>& values, int width) {
-  static const char* const kBars[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  static const char* const bars[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   const auto means = shortened(values, static_cast<std::size_t>(width));
   if (means.empty()) return {};
   const auto [low, high] = std::minmax_element(means.begin(), means.end());
   std::string line;
   for (const double mean : means) {
     const double part = *high > *low ? (mean - *low) / (*high - *low) : 0;
-    line += kBars[std::clamp(static_cast<int>(part * 8), 0, 7)];
+    line += bars[std::clamp(static_cast<int>(part * 8), 0, 7)];
   }
   return line;
 }
