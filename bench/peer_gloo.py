@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from models import MODELS
+
 OPS = ("all_reduce", "broadcast", "barrier", "reduce_scatter", "all_gather", "all_to_all",
        "ping_pong")
 FILLED = 64 << 10  # as in side.cpp
@@ -77,33 +79,6 @@ class Collective:
         return self.time_calls(int(min(max(self.seconds * 1e6 / once, 1), 200000)))
 
 
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.second(x))
-
-
-def mlp_100m():
-    net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(4096, 4096), nn.ReLU())))
-    return net, torch.randn(8, 4096)
-
-
-def gpt_10m():
-    blocks = [Block(384, 6) for _ in range(6)]
-    net = nn.Sequential(nn.Embedding(65, 384), *blocks, nn.LayerNorm(384), nn.Linear(384, 65))
-    return net, torch.randint(65, (2, 128))
-
-
 class Step:
     """A training step of stock DDP; "dtype" of the case is the model."""
 
@@ -114,7 +89,7 @@ class Step:
         self.seconds = float(seconds)
         if name not in self.models:
             torch.manual_seed(0)
-            net, data = {"mlp_100m": mlp_100m, "gpt_10m": gpt_10m}[name]()
+            net, data = MODELS[name.replace("_", "-")]()
             net = nn.parallel.DistributedDataParallel(net)
             self.models[name] = net, data, torch.optim.SGD(net.parameters(), lr=1e-4)
         self.net, self.data, self.optimizer = self.models[name]

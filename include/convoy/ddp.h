@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,8 +38,8 @@ struct DdpOptions {
   bool init_sync = true;             // ranks begin with rank 0's parameters and buffers
   bool forward_sync_buffers = true;  // in training, buffers become rank 0's
   BufferSync buffer_sync = BufferSync::kBeforeForward;
-  std::vector<std::string> ignore =
-      {};  // names of parameters and buffers that stay this rank's own
+  // Names of parameters and buffers that stay this rank's own.
+  std::vector<std::string> ignore = {};
   // Parameters that travel after all others, in buckets of their own.
   std::vector<std::string> delay_all_reduce_named_params = {};
 };

@@ -17,7 +17,7 @@ namespace convoy {
 // the same operation; the last may go before it is done. Thread-safe.
 class [[nodiscard]] Work {
  public:
-  Work() = default;  // done, with no result
+  Work();  // done, with no result
   // Of any backend's; nullptr: done.
   explicit Work(c10::intrusive_ptr<c10d::Work> work);
   ~Work();

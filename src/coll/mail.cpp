@@ -125,7 +125,7 @@ void Mail::start(std::span<const std::shared_ptr<Transfer>> transfers) {
       worker_ = std::thread([this, alive = keep_()] { work(); });
     }
     ring(rank_);  // the worker may sleep for the sake of others
-    call_back(lock);
+    callbacks_.run(lock);
   }
   started_.notify_all();
 }
@@ -141,7 +141,7 @@ bool Mail::is_done(const Transfer& transfer) {
   Lock lock(mutex_);
   if (!transfer.done) progress();
   const bool done = transfer.done;
-  call_back(lock);
+  callbacks_.run(lock);
   return done;
 }
 
@@ -154,17 +154,12 @@ void Mail::close() {
           Error(ErrorKind::kPeerLost, concat("group \"", engine_.name(), "\", rank ", rank_, " of ",
                                              size_, ": the group was closed on this rank"))));
     }
-    call_back(lock);
+    callbacks_.run(lock);
   }
   engine_.head(rank_).mail.value.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(engine_.head(rank_).mail.value);
   started_.notify_all();
-  if (!worker_.joinable()) return;
-  if (worker_.get_id() == std::this_thread::get_id()) {
-    worker_.detach();  // a callback destroys the group: the thread keeps what it needs and ends
-  } else {
-    worker_.join();
-  }
+  end_thread(worker_);
 }
 
 // --- waiting ---
@@ -181,12 +176,12 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
     }
     if (!moved && engine_.troubled()) check_trouble();
     if (moved) ring(rank_);  // another thread's transfer may be done
-    call_back(lock);
+    callbacks_.run(lock);
     return moved;
   };
   const auto finished = [&] {
     if (!done()) return false;
-    call_back(lock);  // whoever finds it done may be the last to come by
+    callbacks_.run(lock);  // whoever finds it done may be the last to come by
     return true;
   };
   for (int idle = 0;;) {
@@ -225,17 +220,8 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
     mail.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (finished()) return true;
     check_deadlines();
-    call_back(lock);
+    callbacks_.run(lock);
     if (!done() && deadline.expired()) return false;
-  }
-}
-
-void Mail::call_back(Lock& lock) {
-  while (!callbacks_.empty()) {
-    auto ready = std::exchange(callbacks_, {});
-    lock.unlock();
-    for (auto& [callback, error] : ready) callback(error);
-    lock.lock();
   }
 }
 
@@ -301,7 +287,7 @@ void Mail::finish(Transfer& transfer, const std::exception_ptr& failure) {
   transfer.done = true;
   transfer.error = failure;
   pending_.erase(transfer.place);
-  if (transfer.callback) callbacks_.emplace_back(std::move(transfer.callback), failure);
+  callbacks_.add(transfer);
 }
 
 // --- failing ---

@@ -49,7 +49,7 @@ class Mail final : public Messages {
   void close() override;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = Callbacks::Lock;
   // A letter out of the ring.
   struct Received {
     std::uint64_t number;
@@ -105,7 +105,6 @@ class Mail final : public Messages {
 
   template <class Done>
   bool wait_for(Lock& lock, const Deadline& deadline, int spins, const Done& done);
-  void call_back(Lock& lock);
   void work();
   std::string describe(const Transfer& transfer) const;
   std::exception_ptr error(const Transfer& transfer, ErrorKind kind, const std::string& text) const;
@@ -121,7 +120,7 @@ class Mail final : public Messages {
   std::list<Transfer*> pending_;   // all
   std::list<Transfer*> receives_;  // that wait for a message, in the order in which they were made
   std::size_t asynchronous_ = 0;   // of the pending ones
-  std::vector<std::pair<std::function<void(std::exception_ptr)>, std::exception_ptr>> callbacks_;
+  Callbacks callbacks_;
   std::vector<shm::Block> spare_;  // bounce blocks
   std::size_t unexpected_bytes_ = 0;
   std::exception_ptr stopped_;  // why nothing is accepted any more

@@ -4,7 +4,11 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "coll/types.h"
 #include "convoy/deadline.h"
@@ -33,6 +37,24 @@ struct Transfer {
   std::size_t moved = 0;  // bytes copied on this side
   shm::Block bounce;      // of a send of private data
 };
+
+// The callbacks of transfers that have ended, until they can be called without the lock that guards
+// them.
+class Callbacks {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void add(Transfer& ended);
+  // Gives the lock away while it calls them; returns when there are no more.
+  void run(Lock& lock);
+
+ private:
+  std::vector<std::pair<std::function<void(std::exception_ptr)>, std::exception_ptr>> ready_;
+};
+
+// Waits for the end of a thread that was told to end. A callback on that very thread may destroy
+// its owner: then it ends later, by itself, and keeps what it needs.
+void end_thread(std::thread& thread);
 
 // The point-to-point messages of one rank of a group, over whatever carries them. All methods may
 // be called from any thread.

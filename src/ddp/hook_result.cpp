@@ -1,7 +1,5 @@
 #include <ATen/core/ivalue_inl.h>
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include "base/error.h"
 #include "convoy/reducer.h"
 

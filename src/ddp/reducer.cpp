@@ -234,10 +234,11 @@ bool Reducer::Impl::enter(Sink* sink) {
     }
   }
   if (sink != nullptr) {
-    if (syncing_)
+    if (syncing_) {
       visited_.insert(sink->forward);
-    else
+    } else {
       forwards_.erase(sink->forward);
+    }
   }
   return true;
 }
@@ -249,10 +250,11 @@ void Reducer::Impl::set_sums_aside() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     at::Tensor& gradient = tensors_[i].mutable_grad();
+    if (!gradient.defined()) parameter.summed.reset();  // the user has dropped it
     if (!std::exchange(parameter.reduced, false) || !gradient.defined()) continue;
     parameter.summed = gradient.detach().clone();
-    if (gradient.is_sparse() || gradient.requires_grad()) {
-      gradient.reset();
+    if (gradient.requires_grad()) {  // may be part of a loss
+      gradient = at::zeros_like(parameter.summed);
     } else {
       gradient.zero_();
     }

@@ -7,6 +7,7 @@
 
 namespace convoy {
 
+Work::Work() = default;
 Work::Work(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
 Work::~Work() = default;
 Work::Work(const Work&) = default;

@@ -191,14 +191,14 @@ void MpiMessages::start(std::span<const std::shared_ptr<Transfer>> transfers) {
   if (!pending_.empty() && !worker_.joinable() && !closed_) {
     worker_ = std::thread([this, alive = medium_.shared_from_this()] { work(); });
   }
-  call_back(lock);
+  callbacks_.run(lock);
   lock.unlock();
   started_.notify_all();
 }
 
 void MpiMessages::finish(Transfer& transfer) {
   transfer.done = true;
-  if (transfer.callback) callbacks_.emplace_back(std::move(transfer.callback), transfer.error);
+  callbacks_.add(transfer);
   const auto keep = std::move(transfer.self);  // from now on a Work, if anyone, has it
 }
 
@@ -232,7 +232,7 @@ bool MpiMessages::wait(const Transfer& transfer, const Deadline& deadline) {
   Lock lock(mutex_);
   while (!transfer.done) {
     progress();
-    call_back(lock);
+    callbacks_.run(lock);
     if (transfer.done) break;
     if (deadline.expired()) return false;
     lock.unlock();
@@ -247,17 +247,8 @@ bool MpiMessages::is_done(const Transfer& transfer) {
   Lock lock(mutex_);
   if (!transfer.done) progress();
   const bool done = transfer.done;
-  call_back(lock);
+  callbacks_.run(lock);
   return done;
-}
-
-void MpiMessages::call_back(Lock& lock) {
-  while (!callbacks_.empty()) {
-    auto ready = std::exchange(callbacks_, {});
-    lock.unlock();
-    for (auto& [callback, error] : ready) callback(error);
-    lock.lock();
-  }
 }
 
 // For asynchronous transfers, whether or not somebody waits for them. Is not eager: who is in a
@@ -270,7 +261,7 @@ void MpiMessages::work() {
     Patience patience(true);
     while (!closed_ && !pending_.empty()) {
       progress();
-      call_back(lock);
+      callbacks_.run(lock);
       lock.unlock();
       patience.pause();
       lock.lock();
@@ -284,15 +275,10 @@ void MpiMessages::close() {
     Lock lock(mutex_);
     closed_ = true;
     if (!pending_.empty()) progress();  // they fail
-    call_back(lock);
+    callbacks_.run(lock);
   }
   started_.notify_all();
-  if (!worker_.joinable()) return;
-  if (worker_.get_id() == std::this_thread::get_id()) {
-    worker_.detach();  // a callback destroys the group: the thread keeps what it needs and ends
-  } else {
-    worker_.join();
-  }
+  coll::end_thread(worker_);
 }
 
 }  // namespace convoy::mpi

@@ -29,7 +29,7 @@ class MpiMessages final : public coll::Messages {
   void close() override;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = coll::Callbacks::Lock;
   struct Posted {
     coll::Transfer* transfer;
     MPI_Request request;
@@ -43,7 +43,6 @@ class MpiMessages final : public coll::Messages {
   bool late(const Posted& posted);
   void progress();
   void finish(coll::Transfer& transfer);
-  void call_back(Lock& lock);
   void work();
   std::string describe(const coll::Transfer& transfer) const;
 
@@ -53,7 +52,7 @@ class MpiMessages final : public coll::Messages {
   std::condition_variable started_;
   // Guarded by mutex_:
   std::vector<Posted> pending_;  // asynchronous ones
-  std::vector<std::pair<std::function<void(std::exception_ptr)>, std::exception_ptr>> callbacks_;
+  coll::Callbacks callbacks_;
   bool closed_ = false;
   std::thread worker_;
 };

@@ -208,7 +208,7 @@ void train(const ProcessGroup& world, const std::string& name, const std::string
 TEST(ParityTest, WithPythonOnGloo) {
   const Oracle oracle = ask_python();
   ASSERT_FALSE(oracle.empty());
-  for (const int size : {2, 3}) {
+  for (const int size : {2, 3, 4}) {
     run_ranks(size, [&](Rank&, const ProcessGroup& world) {
       for (const char* name : {"mlp", "conv", "gpt", "bag"}) {
         for (const auto& [mode, options] : modes()) train(world, name, mode, oracle);

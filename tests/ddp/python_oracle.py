@@ -3,7 +3,7 @@
 
     python_oracle.py FOLDER
 
-Trains small models from parameters and on data that a formula gives, with 2 and with 3 ranks, in
+Trains small models from parameters and on data that a formula gives, with 2, 3 and 4 ranks, in
 every mode. Rank 0 writes FOLDER/values, the tensors after each step as floats one after the other,
 and FOLDER/index, a line for each: name and number of elements (-1: there is none). Ranks are forks
 of this process, which has imported all that they need: that takes longer than the rest.
@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 STEPS = 3
-WORLDS = (2, 3)
+WORLDS = (2, 3, 4)
 CAP_MB = 0.001  # several buckets
 MODES = {
     "default": {},

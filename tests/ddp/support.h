@@ -55,6 +55,33 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+struct SharedWeightImpl : torch::nn::Module {
+  SharedWeightImpl() : p(register_parameter("p", at::ones({64, 64}))) {}
+  at::Tensor forward(const at::Tensor& x) { return (p * x + p).sum(); }
+  at::Tensor p;
+};
+TORCH_MODULE(SharedWeight);
+
+// The modes that every numeric test runs in.
+struct Mode {
+  std::string name;
+  DdpOptions options;
+};
+inline std::vector<Mode> modes() {
+  return {{"views", {.launch = Launch::kEarly}},
+          {"copies", {.gradient_as_bucket_view = false, .launch = Launch::kLate}},
+          {"small buckets", {.bucket_cap_mb = 0.001, .launch = Launch::kEarly}},
+          {"small buckets, late", {.bucket_cap_mb = 0.001, .launch = Launch::kLate}},
+          {"find_unused",
+           {.bucket_cap_mb = 0.001, .find_unused_parameters = true, .launch = Launch::kEarly}},
+          {"static", {.bucket_cap_mb = 0.001, .static_graph = true, .launch = Launch::kEarly}},
+          {"static copies", {.static_graph = true, .gradient_as_bucket_view = false}}};
+}
+
+inline at::Tensor input_of(int rank, int step, at::IntArrayRef sizes = {2, 2}) {
+  return random(static_cast<std::uint64_t>(100 * step + rank + 1), sizes);
+}
+
 inline std::vector<at::Tensor> gradients_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> found;
   for (const auto& p : module.parameters()) {

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "coll/calls.h"
+#include "coll/group.h"
+#include "coll/medium.h"
+#include "coll/observer.h"
+
+namespace convoy::coll {
+
+// What a Work stands for.
+struct Work::Operation {
+  explicit Operation(std::shared_ptr<Group::Impl> in) : group(std::move(in)) {}
+  virtual ~Operation() = default;
+
+  virtual bool is_done() = 0;
+  virtual bool wait_until(const Deadline& deadline) = 0;
+  virtual std::uint64_t sequence() const { return 0; }
+  virtual int sender() { return -1; }
+
+  std::shared_ptr<Group::Impl> group;
+};
+
+struct Work::Collective final : Work::Operation {
+  using Operation::Operation;
+  bool is_done() override;
+  bool wait_until(const Deadline& deadline) override;
+  std::uint64_t sequence() const override { return number; }
+
+  Call call;
+  std::uint64_t number = 0;
+  Observer::Seen seen;
+  Group::Callback callback;
+  // Guarded by the group's mutex:
+  bool done = false;
+  std::exception_ptr error;
+};
+
+// One message, or a batch.
+struct Work::Messages final : Work::Operation {
+  using Operation::Operation;
+  bool is_done() override;
+  bool wait_until(const Deadline& deadline) override;
+  int sender() override;
+
+  std::vector<std::shared_ptr<Transfer>> transfers;
+};
+
+// Keeps the order. An operation gets its number when it is issued; it runs when all before it have:
+// on the progress thread, or on a thread that waits for it, whichever is there first.
+class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
+ public:
+  Impl(std::shared_ptr<Medium> medium, std::chrono::nanoseconds timeout)
+      : timeout_(timeout),
+        medium_(std::move(medium)),
+        messages_(medium_->messages()),
+        observer_(*medium_),
+        calls_(medium_->name(), medium_->rank(), medium_->size()) {}
+
+  Medium& medium() { return *medium_; }
+  const std::shared_ptr<Medium>& shared_medium() const { return medium_; }
+
+  const CallMaker& calls() const { return calls_; }
+  Messages& messages() { return messages_; }
+  Observer& observer() { return observer_; }
+
+  // Checked; without a deadline.
+  Transfer transfer(const Message& message) const;
+  Deadline deadline(std::chrono::nanoseconds timeout,
+                    Deadline::Clock::time_point now = Deadline::Clock::now()) const {
+    return Deadline::after(timeout.count() == 0 ? timeout_ : timeout, now);
+  }
+
+  void run(Call call, std::chrono::nanoseconds timeout);
+  void run(Transfer& transfer, const Observer::Seen& seen, std::chrono::nanoseconds timeout);
+  std::shared_ptr<Work::Collective> issue(Call call, std::chrono::nanoseconds timeout,
+                                          Callback done);
+  bool wait(Work::Collective& operation, const Deadline& deadline);
+  bool is_done(const Work::Collective& operation);
+  void close();
+  std::string describe() const {
+    return concat("group \"", medium_->name(), "\", rank ", medium_->rank(), " of ",
+                  medium_->size());
+  }
+  std::uint64_t last_issued() {
+    const std::lock_guard lock(mutex_);
+    return last_number_;
+  }
+
+ private:
+  void check_open() const;
+  void progress();
+  void finish(Work::Collective& operation, const std::exception_ptr& error);
+  void run_next(std::unique_lock<std::mutex>& lock);
+  void release_turn();
+
+  const std::chrono::nanoseconds timeout_;
+  const std::shared_ptr<Medium> medium_;
+  Messages& messages_;  // the medium's
+  Observer observer_;
+  const CallMaker calls_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  std::deque<std::shared_ptr<Work::Collective>> queue_;
+  std::uint64_t last_number_ = 0;
+  bool busy_ = false;  // some thread runs an operation
+  bool closed_ = false;
+  int waiting_ = 0;               // threads in changed_.wait
+  std::thread::id calling_back_;  // who runs a callback
+  std::thread progress_;
+};
+
+}  // namespace convoy::coll
