@@ -2,7 +2,7 @@
 // between cases. A case is a line, rank 0 answers with JSON:
 //
 //   pids                    of the ranks
-//   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync
+//   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare
 //   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns;
 //                           A and B: ddp, find_unused_parameters, bare (not wrapped)
 //
@@ -107,7 +107,7 @@ class Ranks {
     words >> model >> mode >> count;
     const bool syncs = mode != "no_sync";
     if (!trainer_) {
-      trainer_ = std::make_unique<Trainer>(model, "ddp", world_);
+      trainer_ = std::make_unique<Trainer>(model, mode == "bare" ? mode : "ddp", world_);
       for (int i = 0; i < 2; ++i) trainer_->step(syncs);  // lays out buckets
     }
     trainer_->step(syncs);  // warms up

@@ -9,6 +9,8 @@
   the model is made, in a run of its own that is not timed. For `gloo-best` the least of its modes.
 - cost: what find_unused_parameters, and wrapping at world size 1, add to a step: two models in one
   process that take turns; the median of the ratios of pairs.
+- allocator: steps of the bare model in one process, with libtorch's allocator (also with huge
+  pages, THP_MEM_ALLOC_ENABLE=1) and with ours.
 
 Run it through `make bench-ddp`, on a machine that does nothing else. It needs 16 GB of memory.
 """
@@ -33,6 +35,10 @@ COSTS = [
     ("gpt-52m", 2, "find_unused_parameters", "ddp", 1.03),
     ("gpt-10m", 1, "ddp", "bare", 1.02),
 ]
+# Most of stock libtorch's time, and of its time with huge pages, that a step takes with our allocator.
+ALLOCATOR_BARS = {"mlp-100m": (0.6, 0.95)}
+ALLOCATORS = {"stock": {"THP_MEM_ALLOC_ENABLE": "0"}, "huge-pages": {"THP_MEM_ALLOC_ENABLE": "1"},
+              "ours": {"THP_MEM_ALLOC_ENABLE": "0", "CONVOY_ALLOCATOR": "1"}}
 SAMPLE_SECONDS = 0.01
 
 
@@ -44,7 +50,7 @@ def main():
     parser.add_argument("--steps", type=int, help="of one turn; 5")
     parser.add_argument("--pairs", type=int, help="of steps, for costs; 40")
     parser.add_argument("--models", default=",".join(STEP_BARS), help="%(default)s")
-    parser.add_argument("--parts", default="step,memory,cost", help="%(default)s")
+    parser.add_argument("--parts", default="step,memory,cost,allocator", help="%(default)s")
     parser.add_argument("--launch", nargs="+", choices=["early", "late"], default=[],
                         help="when our buckets go, instead of the default; both: beside each other")
     parser.add_argument("--pin", action="store_true", help="ranks to cores of their own, all sides")
@@ -68,6 +74,9 @@ def main():
         for cost in COSTS:
             if cost[0] in models:
                 bench.cost(*cost)
+    if "allocator" in options.parts:
+        for model in models:
+            bench.allocator(model)
     sides.write_records(bench.records, options.json)
     print("\nBars:")
     for met, text in bench.bars:
@@ -105,10 +114,10 @@ class Bench:
                 *(("gloo", mode, "ddp") for mode in GLOO_MODES)]
 
     def starter(self, library):
-        return self.ours if library == "convoy" else self.gloo
+        return {"convoy": self.ours, "gloo": self.gloo, "bare": self.bare}[library]
 
     def model(self, model):
-        times = self.times(model) if "step" in self.options.parts else {}
+        times = self.times(model, self.ways(), self.options.ranks) if "step" in self.options.parts else {}
         memory = self.memory(model) if "memory" in self.options.parts else {}
         modes = self.options.launch or ["default"]
         gloo = [("gloo", mode, "ddp") for mode in GLOO_MODES]
@@ -129,15 +138,27 @@ class Bench:
                 self.bar(mb / memory[least], 1,
                          f"{model} {mode}: memory, of Gloo's least ({least[1]})")
 
-    def times(self, model):
+    def bare(self, mode, ranks):
+        """`mode`: whose allocator."""
+        return self.start("bare", mode, ranks, [sides.BIN / "bench_ddp"], ALLOCATORS[mode])
+
+    def allocator(self, model):
+        times = self.times(model, [("bare", mode, "bare") for mode in ALLOCATORS], 1)
+        us = times["bare", "ours", "bare"]
+        for peer, most in zip(["stock", "huge-pages"], ALLOCATOR_BARS.get(model, (1, 1))):
+            their_us = times["bare", peer, "bare"]
+            self.record(model, "allocator", peer, 1, us, their_us)
+            self.bar(us / their_us, most, f"{model}: step with our allocator, of {peer}")
+
+    def times(self, model, ways, ranks):
         """{way: median us}. Ranks of all sides stay up and sleep while others run."""
-        options, ways, losses = self.options, self.ways(), {}
+        options, losses = self.options, {}
         times = {way: [] for way in ways}
         running = {}
         try:
             for library, mode, _ in ways:
                 if (library, mode) not in running:
-                    running[library, mode] = self.starter(library)(mode, options.ranks)
+                    running[library, mode] = self.starter(library)(mode, ranks)
             for turn in range(options.rounds):
                 for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
                     answer = running[way[:2]].run(("step", model, way[2], options.steps))

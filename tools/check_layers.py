@@ -47,6 +47,7 @@ PUBLIC_HEADERS = {
     "version.h": "base",
     "flight.h": "os",
     "store.h": "store",
+    "allocator.h": "tensor",
     "fwd.h": "tensor",
     "backend.h": "group",
     "c10d_store.h": "group",

@@ -10,6 +10,9 @@
 #include "convoy/store.h"
 #include "convoy/version.h"
 
+// Memory of tensors.
+#include "convoy/allocator.h"
+
 // Process groups.
 #include "convoy/event.h"
 #include "convoy/group.h"

@@ -25,14 +25,17 @@ if not _dist.is_available():
 from torch.distributed import _dist2
 
 from convoy import _C, _groups
-from convoy._C import ConvoyBackend, Options, launcher_store
+from convoy._C import (ConvoyBackend, Options, allocator_stats, install_allocator,
+                       is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator)
 from convoy._error import Error
 from convoy._groups import current_group, new_group, process_group
 from _convoy import autoload as _autoload
 
-__all__ = ["ConvoyBackend", "Error", "Options", "current_group", "launcher_store", "new_group",
-           "process_group"]
+__all__ = ["ConvoyBackend", "Error", "Options", "allocator_stats", "current_group",
+           "install_allocator", "is_allocator_installed", "launcher_store", "new_group",
+           "process_group", "trim_allocator", "uninstall_allocator"]
 
+_C.install_allocator_if_asked()
 _autoload._register()
 if "convoy" not in _dist2._BACKENDS:
     _dist2.register_backend("convoy", _groups._factory)

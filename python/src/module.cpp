@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "convoy/allocator.h"
 #include "convoy/c10d_store.h"
 #include "convoy/error.h"
 #include "convoy/version.h"
@@ -26,6 +27,14 @@ void raise_as_python(const Error& error) {
 c10::intrusive_ptr<c10d::Store> rank_store() {
   auto store = launcher_store();
   return store ? to_c10d(std::move(store)) : nullptr;
+}
+
+py::dict stats_as_dict() {
+  const auto stats = allocator_stats();
+  using namespace pybind11::literals;
+  return py::dict("used_bytes"_a = stats.used_bytes, "cached_bytes"_a = stats.cached_bytes,
+                  "peak_bytes"_a = stats.peak_bytes, "allocations"_a = stats.allocations,
+                  "refills"_a = stats.refills);
 }
 
 }  // namespace
@@ -64,6 +73,12 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("options", &PythonBackend::getBackendOptions);
 
   module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
+  module.def("install_allocator", &convoy::install_allocator);
+  module.def("install_allocator_if_asked", &convoy::install_allocator_if_asked);
+  module.def("uninstall_allocator", &convoy::uninstall_allocator);
+  module.def("is_allocator_installed", &convoy::is_allocator_installed);
+  module.def("allocator_stats", &stats_as_dict);
+  module.def("trim_allocator", &convoy::trim_allocator, py::call_guard<py::gil_scoped_release>());
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>());
   module.attr("__version__") = convoy::version();
 }

@@ -3,6 +3,7 @@
 #include "base/concat.h"
 #include "base/error.h"
 #include "base/guarded.h"
+#include "convoy/allocator.h"
 #include "convoy/backend.h"
 #include "convoy/rendezvous.h"
 #include "group/launch_environment.h"
@@ -104,6 +105,7 @@ ProcessGroup init(const InitOptions& options) {
     }
     return (*existing)->group;
   }
+  install_allocator_if_asked();
   find_backend(options.backend, c10::DeviceType::CPU, options.options);  // before anybody waits
   const auto place =
       meet(options.backend, options.method, options.rank, options.size, options.timeout);

@@ -48,6 +48,7 @@ struct RunTexts {
   bool no_prefix = false;
   bool no_tune = false;
   bool pin = false;
+  bool allocator = false;
 };
 
 class UsageFormatter : public CLI::Formatter {
@@ -94,6 +95,8 @@ std::unique_ptr<CLI::App> make_run_app(RunTexts& texts) {
   add_flag("Tuning", "--pin", texts.pin, "Give each rank cores of its own");
   add_flag("Tuning", "--no-tune", texts.no_tune,
            "Leave thread counts and allocator settings as they are");
+  add_flag("Tuning", "--allocator", texts.allocator,
+           "Keep the memory of freed tensors for the next step (sets CONVOY_ALLOCATOR=1)");
   app->set_help_flag("-h,--help", "Show this text")->group("Other");
   return app;
 }
@@ -281,6 +284,7 @@ RunOptions convert(const RunTexts& texts, Arguments program, int cores) {
   for (const auto& variable : texts.environment) {
     run.environment.push_back(parse_variable(variable));
   }
+  if (texts.allocator) run.environment.emplace_back("CONVOY_ALLOCATOR", "1");
   check_job_id(texts.job_id);
   run.job_id = texts.job_id;
   run.working_folder = texts.working_folder;

@@ -72,10 +72,16 @@ void MpiMedium::combine_in_pairs(const Running& running, const Buffers& buffers)
       const int count = static_cast<int>(std::min(kMostElements, signature.count - done));
       std::byte* const output = buffers.output ? buffers.output + done * element : nullptr;
       const void* const from = in_place ? MPI_IN_PLACE : input + done * element;
-      complete(running, [&](MPI_Request* request) {
-        return all ? MPI_Iallreduce(from, output, count, type, op, data_.get(), request)
-                   : MPI_Ireduce(from, output, count, type, op, root, data_.get(), request);
-      });
+      complete(
+          running, static_cast<std::size_t>(count) * element,
+          [&](MPI_Request* request) {
+            return all ? MPI_Iallreduce(from, output, count, type, op, data_.get(), request)
+                       : MPI_Ireduce(from, output, count, type, op, root, data_.get(), request);
+          },
+          [&] {
+            return all ? MPI_Allreduce(from, output, count, type, op, data_.get())
+                       : MPI_Reduce(from, output, count, type, op, root, data_.get());
+          });
     }
     if (all || rank_ == root) average(buffers.output, signature.count);
     return;
@@ -86,9 +92,12 @@ void MpiMedium::combine_in_pairs(const Running& running, const Buffers& buffers)
   if (in_place) output = scratch(output_, call.output_bytes);
   if (signature.op == OpKind::kReduceScatter) {
     const int each = to_count(running, count);
-    complete(running, [&](MPI_Request* request) {
-      return MPI_Ireduce_scatter_block(input, output, each, type, op, data_.get(), request);
-    });
+    complete(
+        running, call.output_bytes,
+        [&](MPI_Request* request) {
+          return MPI_Ireduce_scatter_block(input, output, each, type, op, data_.get(), request);
+        },
+        [&] { return MPI_Reduce_scatter_block(input, output, each, type, op, data_.get()); });
   } else {
     const Parts by_rank = parts(running, call.lists->send);
     complete(running, [&](MPI_Request* request) {

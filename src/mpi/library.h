@@ -27,8 +27,8 @@ class Stoppable {
 //
 // Which thread calls MPI: whoever runs the operation. With MPI_THREAD_MULTIPLE they do so at will;
 // with MPI_THREAD_SERIALIZED one after the other, each call under a lock (Turn). That suffices,
-// because no call of ours waits: operations are begun and then tested again and again, which is
-// also how they get a deadline.
+// because with SERIALIZED no call of ours waits: operations are begun and then tested again and
+// again, which is also how they get a deadline.
 class Library {
  public:
   // Initialises MPI unless the program has. Throws kUnsupported for a thread level below
@@ -56,6 +56,9 @@ class Library {
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
   };
+
+  // Threads may call MPI at the same time, so that one of them may wait in it.
+  static bool may_wait() { return !serialized_.load(std::memory_order_relaxed); }
 
   static bool ended() { return ended_.load(std::memory_order_acquire); }
   void stop_at_end(const std::shared_ptr<Stoppable>& user);

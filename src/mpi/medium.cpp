@@ -19,22 +19,41 @@ std::vector<int> everyone(int size) {
   return ranks;
 }
 
+// Ranks of one group may have been initialised differently, and must call the same.
+bool all_may_wait(MPI_Comm communicator, const Deadline& deadline) {
+  int mine = Library::may_wait() ? 1 : 0, least = 0;
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const Library::Turn turn;
+    check(MPI_Iallreduce(&mine, &least, 1, MPI_INT, MPI_MIN, communicator, &request), "MPI");
+  }
+  const std::atomic<bool> never{false};
+  if (finish({&request, 1}, deadline, never) != Outcome::kDone) {
+    fail(ErrorKind::kTimeout, "making a group over MPI: timed out waiting for other ranks");
+  }
+  return least != 0;
+}
+
 }  // namespace
 
 std::shared_ptr<MpiMedium> MpiMedium::make(Communicator data, Communicator control,
                                            const MediumOptions& options) {
-  std::shared_ptr<MpiMedium> medium(new MpiMedium(std::move(data), std::move(control), options));
+  const bool may_wait = all_may_wait(data.get(), Deadline::after(options.timeout));
+  std::shared_ptr<MpiMedium> medium(
+      new MpiMedium(std::move(data), std::move(control), options, may_wait));
   Library::instance().stop_at_end(medium);
   return medium;
 }
 
-MpiMedium::MpiMedium(Communicator data, Communicator control, const MediumOptions& options)
+MpiMedium::MpiMedium(Communicator data, Communicator control, const MediumOptions& options,
+                     bool may_wait)
     : data_(std::move(data)),
       control_(std::move(control)),
       rank_(data_.rank()),
       size_(data_.size()),
       name_(options.name),
       checks_(options.check),
+      may_wait_(may_wait),
       messages_(*this) {}
 
 MpiMedium::~MpiMedium() = default;

@@ -17,9 +17,11 @@
 
 namespace convoy::mpi {
 
-// One rank of a group over MPI. Collectives are MPI's own non-blocking ones, tested to their end on
-// the thread that runs them. Results are those of shared memory: floats of 8 and 16 bits are summed
-// in f32 by our kernels; others in the order that MPI chooses.
+// One rank of a group over MPI. Small collectives are MPI's own non-blocking ones, tested to their
+// end on the thread that runs them. Large ones are its blocking ones, which take half the time or
+// less, after all ranks have met: the deadline is that of the meeting. (Not in a host program whose
+// MPI lets only one thread in at a time.) Results are those of shared memory: floats of 8 and 16
+// bits are summed in f32 by our kernels; others in the order that MPI chooses.
 //
 // MPI cannot take back a collective. One that fails, by its deadline or by close(), is left to MPI
 // with its buffers, and the group is broken on this rank; others find out by their own deadlines.
@@ -83,7 +85,7 @@ class MpiMedium final : public coll::Medium,
     std::vector<int> offsets;
   };
 
-  MpiMedium(Communicator data, Communicator control, const MediumOptions& options);
+  MpiMedium(Communicator data, Communicator control, const MediumOptions& options, bool may_wait);
 
   coll::Speaker speaker(const Running& running) const {
     return {running.call.signature.op, running.number, name_, rank_, size_};
@@ -95,6 +97,9 @@ class MpiMedium final : public coll::Medium,
   // Begins an operation by start(request) and brings it to its end.
   template <class Start>
   void complete(const Running& running, const Start& start);
+  // The same for an operation of so many bytes on every rank; whole() does all of it at once.
+  template <class Start, class Whole>
+  void complete(const Running& running, std::size_t bytes, const Start& start, const Whole& whole);
   void monitored_barrier(const Running& running);
   void leave_to_mpi(MPI_Request request);  // with the scratch memory
 
@@ -119,6 +124,7 @@ class MpiMedium final : public coll::Medium,
   const int size_;
   const std::string name_;
   const bool checks_;
+  const bool may_wait_;  // the same on all ranks
   std::atomic<bool> closing_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> stop_{false};  // one of the two

@@ -19,10 +19,17 @@ void MpiMedium::broadcast(const Running& running, const Buffers& buffers) {
   std::size_t done = 0;
   do {
     const std::size_t count = std::min(kMostElements, call.signature.count - done);
-    complete(running, [&](MPI_Request* request) {
-      return MPI_Ibcast(buffers.output + done * element, static_cast<int>(count),
-                        datatype(call.signature.type), call.signature.root, data_.get(), request);
-    });
+    std::byte* const data = buffers.output + done * element;
+    const MPI_Datatype type = datatype(call.signature.type);
+    complete(
+        running, count * element,
+        [&](MPI_Request* request) {
+          return MPI_Ibcast(data, static_cast<int>(count), type, call.signature.root, data_.get(),
+                            request);
+        },
+        [&] {
+          return MPI_Bcast(data, static_cast<int>(count), type, call.signature.root, data_.get());
+        });
     done += count;
   } while (done < call.signature.count);
 }
@@ -75,10 +82,23 @@ void MpiMedium::move(const Running& running) {
       default: return static_cast<int>(MPI_ERR_UNSUPPORTED_OPERATION);
     }
   };
+  const auto whole = [&] {  // of those that have the same size on all ranks
+    switch (signature.op) {
+      case OpKind::kAllGather: return MPI_Allgather(from, count, type, out, count, type, comm);
+      case OpKind::kGather:
+        return MPI_Gather(is_root ? from : in, count, type, out, count, type, root, comm);
+      case OpKind::kScatter:
+        return MPI_Scatter(in, count, type, is_root ? to : out, count, type, root, comm);
+      case OpKind::kAllToAll: return MPI_Alltoall(in, count, type, out, count, type, comm);
+      default: return static_cast<int>(MPI_ERR_UNSUPPORTED_OPERATION);
+    }
+  };
   if (signature.op == OpKind::kBroadcast) {
     broadcast(running, buffers);
-  } else {
+  } else if (uneven) {
     complete(running, begin);
+  } else {
+    complete(running, signature.count * call.element(), begin, whole);
   }
   write_back(call, buffers);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <thread>
 
 #include "base/concat.h"
 #include "exercise.h"
@@ -336,9 +337,12 @@ TEST(GroupFaultTest, MemoryOfAFailedOperationIsKeptApart) {
           error_of([&] { group->all_reduce(block.data(), block.data(), bytes, DataType::kU8); }),
           HasSubstr("rank 2"));
     }
-    // Both survivors have given up (or will in a moment): the block comes back.
+    // Both survivors have given up: the block comes back once this process has itself seen the
+    // death, of which it may have heard from the other survivor.
     r.store()->barrier("survivors", 2, r.deadline());
-    EXPECT_EQ(shm::Fabric::instance().stats().quarantined_blocks, 0u);
+    const auto kept_apart = [] { return shm::Fabric::instance().stats().quarantined_blocks; };
+    while (kept_apart() != 0 && !r.deadline().expired()) std::this_thread::yield();
+    EXPECT_EQ(kept_apart(), 0u);
   });
   ranks.wait_mark("ready");
   ranks.kill(2, SIGKILL);

@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "convoy/allocator.h"
 #include "convoy/ddp.h"
 #include "convoy/error.h"
 #include "convoy/init.h"
@@ -12,6 +13,9 @@
 namespace convoy::test {
 
 using namespace std::chrono_literals;
+
+// CONVOY_ALLOCATOR=1: all of it with the step allocator.
+inline const bool allocator_as_asked = (install_allocator_if_asked(), is_allocator_installed());
 
 inline ProcessGroup make_world(const Rank& r, const std::string& name = "world") {
   return new_group(

@@ -470,34 +470,60 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
   }
 };
 
+// Runs it again, too, but hands what autograd::grad gives to the backward outside.
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, const at::Tensor& bias) {
+    ctx->save_for_backward({x, weight, bias});
+    return at::linear(x, weight, bias);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& gradients) {
+    torch::autograd::variable_list inputs = ctx->get_saved_variables();
+    inputs[0] = inputs[0].detach().requires_grad_();
+    const torch::AutoGradMode with_gradients(true);
+    return torch::autograd::grad({at::linear(inputs[0], inputs[1], inputs[2])}, inputs, gradients);
+  }
+};
+
 struct CheckpointedImpl : torch::nn::Module {
-  explicit CheckpointedImpl(int times_used)
+  explicit CheckpointedImpl(int times_used, bool is_reentrant = true)
       : l1(register_module("l1", Linear(20, 20))),
         l2(register_module("l2", Linear(20, 20))),
-        times(times_used) {
+        times(times_used),
+        reentrant(is_reentrant) {
     part = std::make_shared<Reentrant::Part>([this](const at::Tensor& x) { return l2(x); });
   }
   at::Tensor forward(const at::Tensor& x) {
     auto y = l1(x);
-    for (int i = 0; i < times; ++i) y = Reentrant::apply(y, part);
+    for (int i = 0; i < times; ++i) {
+      y = reentrant ? Reentrant::apply(y, part) : Recomputed::apply(y, l2->weight, l2->bias);
+    }
     return y;
   }
   Linear l1, l2;
   int times;
+  bool reentrant;
   std::shared_ptr<Reentrant::Part> part;
 };
 
-// test_ddp_checkpointing_once / _twice / _unused_params / _twice_static_graph: PyTorch refuses two
-// of these; here the first backward learns how often each gradient comes.
-TEST(CheckpointTest, ReentrantOnceAndTwice) {
+// test_ddp_checkpointing_once / _twice / _unused_params / _twice_static_graph, use_reentrant both
+// ways: PyTorch refuses two of these; here the first backward learns how often each gradient comes.
+class CheckpointTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, CheckpointTest, testing::Bool(), [](const auto& info) {
+  return info.param ? "Reentrant" : "NotReentrant";
+});
+
+TEST_P(CheckpointTest, OnceAndTwice) {
   auto options = searching();
   options.emplace_back();
   options.push_back({.bucket_cap_mb = 1e-6, .launch = Launch::kEarly});
   for (const DdpOptions& one : options) {
     for (const int times : {1, 2}) {
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-        auto net = seeded(1, [&] { return std::make_shared<CheckpointedImpl>(times); });
-        auto local = seeded(1, [&] { return std::make_shared<CheckpointedImpl>(times); });
+        const auto make = [&] { return std::make_shared<CheckpointedImpl>(times, GetParam()); };
+        auto net = seeded(1, make);
+        auto local = seeded(1, make);
         DistributedDataParallel model(net, world, one);
         const auto loss = [](auto& module, int rank) {
           return module.forward(random(static_cast<std::uint64_t>(rank), {16, 20})).pow(2).mean();
@@ -514,7 +540,7 @@ TEST(CheckpointTest, ReentrantOnceAndTwice) {
 
 // Twice only from the third step on: the gradient that comes too late is an error on all ranks, and
 // the step after it works.
-TEST(CheckpointTest, OneMoreThanBefore) {
+TEST(CheckpointReentrantTest, OneMoreThanBefore) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = seeded(1, [] { return std::make_shared<CheckpointedImpl>(1); });
     DistributedDataParallel model(net, world, {.bucket_cap_mb = 1e-6, .launch = Launch::kEarly});
