@@ -25,13 +25,14 @@ if not _dist.is_available():
 from torch.distributed import _dist2
 
 from convoy import _C, _groups
-from convoy._C import (ConvoyBackend, Options, allocator_stats, install_allocator,
+from convoy._C import (ConvoyBackend, GradBucket, Options, allocator_stats, install_allocator,
                        is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator)
+from convoy._ddp import DistributedDataParallel
 from convoy._error import Error
 from convoy._groups import current_group, new_group, process_group
 from _convoy import autoload as _autoload
 
-__all__ = ["ConvoyBackend", "Error", "Options", "allocator_stats", "current_group",
+__all__ = ["ConvoyBackend", "DistributedDataParallel", "Error", "GradBucket", "Options", "allocator_stats", "current_group",
            "install_allocator", "is_allocator_installed", "launcher_store", "new_group",
            "process_group", "trim_allocator", "uninstall_allocator"]
 

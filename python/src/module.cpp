@@ -9,6 +9,7 @@
 #include "convoy/error.h"
 #include "convoy/version.h"
 #include "python_backend.h"
+#include "python_reducer.h"
 
 namespace py = pybind11;
 
@@ -73,6 +74,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("options", &PythonBackend::getBackendOptions);
 
   module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
+  add_reducer(module);
   module.def("install_allocator", &convoy::install_allocator);
   module.def("install_allocator_if_asked", &convoy::install_allocator_if_asked);
   module.def("uninstall_allocator", &convoy::uninstall_allocator);

@@ -25,6 +25,8 @@ def main():
     parser.add_argument("--backend", default="convoy", help="gloo: the peer itself")
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--list", type=Path, help="file of test names (default: that of the world)")
+    parser.add_argument("--ddp", default="torch", choices=["torch", "convoy"],
+                        help="whose DistributedDataParallel")
     options = parser.parse_args()
     tests = (options.list or HERE / f"cpu_tests_w{options.world}.txt").read_text().split()
     log = options.build / "pytorch" / f"{options.backend}_w{options.world}.log"
@@ -34,7 +36,7 @@ def main():
         os.mkdir(Path(folder, "barrier"))
         results = Path(folder, "results")
         environment = os.environ | {
-            "BACKEND": options.backend, "WORLD_SIZE": str(options.world), "OMP_NUM_THREADS": "1",
+            "BACKEND": options.backend, "DDP": options.ddp, "WORLD_SIZE": str(options.world), "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str((options.build / "python").resolve()), "TEMP_DIR": folder,
             "INIT_METHOD": f"file://{folder}/init", "RESULTS": str(results)}
         print(f"{len(tests)} tests on {options.world} ranks; what they say is in {log}", flush=True)
