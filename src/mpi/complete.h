@@ -23,11 +23,7 @@ void MpiMedium::complete(const Running& running, const Start& start) {
   if (outcome == Outcome::kDone) [[likely]]
     return;
   leave_to_mpi(request);
-  if (outcome == Outcome::kStopped) check_failed(running);
-  fail_run(running, ErrorKind::kTimeout,
-           concat("Timed out waiting for other ranks, of which MPI does not tell who is missing "
-                  "(monitored_barrier does); last completed #",
-                  running.number - 1));
+  fail_unfinished(running, outcome);
 }
 
 template <class Start, class Whole>

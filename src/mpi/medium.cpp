@@ -146,6 +146,14 @@ void MpiMedium::fail_run(const Running& running, ErrorKind kind, const std::stri
   throw Error(first_kind, operation_prefix(speaker(running)) + first);
 }
 
+void MpiMedium::fail_unfinished(const Running& running, Outcome outcome) {
+  if (outcome == Outcome::kStopped) check_failed(running);
+  fail_run(running, ErrorKind::kTimeout,
+           concat("Timed out waiting for other ranks, of which MPI does not tell who is missing "
+                  "(monitored_barrier does); last completed #",
+                  running.number - 1));
+}
+
 void MpiMedium::record_failure(ErrorKind kind, const std::string& why) noexcept {
   {
     auto recorded = cause_.lock();

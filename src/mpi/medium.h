@@ -94,6 +94,9 @@ class MpiMedium final : public coll::Medium,
   void compare(const Running& running);
   [[noreturn]] void fail_run(const Running& running, ErrorKind kind, const std::string& cause);
 
+  // `outcome` is not kDone.
+  [[noreturn]] void fail_unfinished(const Running& running, Outcome outcome);
+
   // Begins an operation by start(request) and brings it to its end.
   template <class Start>
   void complete(const Running& running, const Start& start);
@@ -111,6 +114,7 @@ class MpiMedium final : public coll::Medium,
 
   // --- combine.cpp, move.cpp ---
   void combine(const Running& running);
+  void exchange(const Running& running, const Buffers& buffers);
   void combine_in_pairs(const Running& running, const Buffers& buffers);
   void combine_slices(const Running& running, const Buffers& buffers);
   Parts parts(const Running& running, std::span<const std::uint64_t> counts) const;
