@@ -60,6 +60,8 @@ PUBLIC_HEADERS = {
     "work.h": "group",
     "share.h": "share",
     "ddp.h": "ddp",
+    "join.h": "ddp",
+    "sync_batch_norm.h": "ddp",
     "tensors_in.h": "ddp",
     "reducer.h": "ddp",
     "rpc.h": "rpc",

@@ -22,5 +22,7 @@
 // Data parallel training.
 #include "convoy/ddp.h"
 #include "convoy/hooks.h"
+#include "convoy/join.h"
 #include "convoy/reducer.h"
+#include "convoy/sync_batch_norm.h"
 #include "convoy/tensors_in.h"

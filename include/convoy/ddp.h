@@ -11,6 +11,7 @@
 
 #include "convoy/group.h"
 #include "convoy/hooks.h"
+#include "convoy/join.h"
 #include "convoy/reducer.h"
 #include "convoy/tensors_in.h"
 
@@ -60,6 +61,8 @@ class DdpCore {
   void after_forward(const std::vector<at::Tensor*>& outputs);
   void sync_buffers();
   void set_buffer_hook(BufferHook hook, BufferSync when);
+  // `self` is what the Join knows.
+  std::unique_ptr<JoinHook> join_hook(const Joinable& self, const JoinOptions& options);
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
@@ -68,8 +71,11 @@ class DdpCore {
   void load(torch::serialize::InputArchive& archive);
 
  private:
+  friend class DdpJoinHook;
   NamedTensors buffers() const;
   void run_buffer_sync();
+  void sync_buffers_from(int root);
+  std::shared_ptr<JoinContext> join() const;
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
@@ -77,6 +83,8 @@ class DdpCore {
   std::unique_ptr<Reducer> reducer_;
   BufferHook buffer_hook_;
   at::Tensor staging_;  // of buffers on their way
+  std::weak_ptr<JoinContext> join_;
+  const Joinable* join_self_ = nullptr;
 };
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:
@@ -92,7 +100,7 @@ class DdpCore {
 // the module itself, whose calls train this rank alone. docs/ddp.md has the rules, and what changes
 // for those who come from Python.
 template <class Module>
-class DistributedDataParallel {
+class DistributedDataParallel : public Joinable {
  public:
   // Collective. kInvalidArgument on every rank if ranks differ, or for names that do not exist.
   DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group,
@@ -140,6 +148,12 @@ class DistributedDataParallel {
   const Reducer& reducer() const { return core_.reducer(); }
   const ProcessGroup& group() const { return core_.reducer().group(); }
   const DdpOptions& options() const { return core_.options(); }
+
+  // For Join.
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& join_options) override {
+    return core_.join_hook(*this, join_options);
+  }
+  const ProcessGroup& join_process_group() const override { return group(); }
 
   // torch::save and torch::load, as of the module itself.
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "convoy/group.h"
+#include "convoy/join.h"
 #include "convoy/work.h"
 
 namespace convoy {
@@ -150,7 +151,7 @@ struct ReducerStats {
 // leaves a parameter out without being allowed to, throws on every rank, with names, and the next
 // one works again; after a kPeerLost or kTimeout the group is broken. One thread at a time, which
 // may be any.
-class Reducer {
+class Reducer : public Joinable {
  public:
   class Impl;  // opaque
 
@@ -158,7 +159,7 @@ class Reducer {
   // differs, naming the first difference. Parameters may be frozen and thawed later, on all ranks
   // alike. Values are not changed: see broadcast_coalesced().
   Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options = {});
-  ~Reducer();  // takes its hooks off the parameters; gradients stay where they are
+  ~Reducer() override;  // takes its hooks off the parameters; gradients stay where they are
   Reducer(Reducer&&) noexcept;
   Reducer& operator=(Reducer&&) noexcept;
 
@@ -203,7 +204,13 @@ class Reducer {
   std::vector<bool> used() const;
   const ReducerStats& stats() const;
 
+  // For Join: rounds of reduction are its steps, and in the end parameters become the last rank's.
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
+  const ProcessGroup& join_process_group() const override { return group(); }
+
  private:
+  friend struct ReducerAccess;
+
   // Shared with the hooks and graphs that outlive the reducer, which find it closed.
   std::shared_ptr<Impl> impl_;
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ddp/join_context.h"
 #include "ddp/module_parameters.h"
 
 namespace convoy {
@@ -55,6 +56,8 @@ NamedTensors DdpCore::buffers() const {
 void DdpCore::before_forward() {
   if (!at::GradMode::is_enabled()) return;
   reducer_->before_forward();
+  const auto context = join();
+  if (context && context->throws_early() && module_->is_training()) context->notify(*join_self_);
   if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
 }
 
@@ -74,16 +77,24 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
 void DdpCore::run_buffer_sync() {
   if (!options_.forward_sync_buffers || !module_->is_training() || group_.size() == 1) return;
   if (reducer_->is_paused()) return;
+  const auto context = join();
+  if (context && !context->throws_early()) return;  // rounds do it: ddp_join.cpp
   sync_buffers();
 }
 
 void DdpCore::sync_buffers() {
+  const auto context = join();
+  if (!context || context->throws_early()) return sync_buffers_from(0);
+  if (!buffers().empty()) sync_buffers_from(context->call_buffers(*join_self_).live.front());
+}
+
+void DdpCore::sync_buffers_from(int root) {
   const NamedTensors found = buffers();
   if (found.empty() || group_.size() == 1) return;
   if (buffer_hook_) return buffer_hook_(group_, found);
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : found) tensors.push_back(buffer);
-  broadcast_buffers(group_, tensors, statistics_of(*module_), staging_);
+  broadcast_buffers(group_, tensors, root, statistics_of(*module_), staging_);
 }
 
 void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "convoy/sync_batch_norm.h"
 
 namespace convoy {
 namespace {
@@ -100,6 +101,9 @@ std::unordered_set<const void*> statistics_of(const Module& module) {
     add_statistics<torch::nn::BatchNorm1dImpl>(*part, found);
     add_statistics<torch::nn::BatchNorm2dImpl>(*part, found);
     add_statistics<torch::nn::BatchNorm3dImpl>(*part, found);
+    add_statistics<nn::SyncBatchNorm1dImpl>(*part, found);
+    add_statistics<nn::SyncBatchNorm2dImpl>(*part, found);
+    add_statistics<nn::SyncBatchNorm3dImpl>(*part, found);
     add_statistics<torch::nn::InstanceNorm1dImpl>(*part, found);
     add_statistics<torch::nn::InstanceNorm2dImpl>(*part, found);
     add_statistics<torch::nn::InstanceNorm3dImpl>(*part, found);

@@ -24,9 +24,9 @@ ModuleParameters find_parameters(const torch::nn::Module& module, const DdpOptio
 // autograd, and their backward does not read them. Compared by identity.
 std::unordered_set<const void*> statistics_of(const torch::nn::Module& module);
 
-// Buffers become rank 0's. What a graph has saved is found changed by autograd, but for `unseen`.
+// Buffers become the root's. What a graph has saved is found changed by autograd, but for `unseen`.
 // `staging` is memory that is kept for the next time.
-void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers,
+void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers, int root,
                        const std::unordered_set<const void*>& unseen, at::Tensor& staging);
 
 }  // namespace convoy

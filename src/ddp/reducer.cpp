@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "ddp/agreement.h"
 #include "ddp/bucket_plan.h"
+#include "ddp/norm_group.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
@@ -372,6 +373,7 @@ void Reducer::Impl::failed(const std::string& cause) {
       log_error("backward ", stats_.backwards + 1, " failed on rank ", group_.rank(), " of ", size_,
                 " (", line, "); telling the others");
     }
+    abandon_norms(group_);  // others may wait in one for this rank
     complete(Outcome::kFailed, line);
   } catch (...) {  // the caller of backward gets the cause itself
   }

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "convoy/join.h"
 #include "convoy/reducer.h"
 #include "ddp/bucket.h"
 #include "ddp/graph.h"
@@ -45,6 +47,17 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void register_comm_hook(CommHook hook);
   void set_reduce(GradReduce reduce);
   void pause(int change) { paused_ += change; }
+
+  // What a Join adds to rounds: reducer_join.cpp.
+  struct JoinPort {
+    std::function<JoinStep()> announce;           // tells the ranks without inputs
+    std::function<void(const JoinStep&)> finish;  // after a good round, on all ranks
+    std::function<bool()> defers;  // others announce during backward: rounds begin at its end
+    bool divides_by_live = false;
+  };
+  void set_join(std::unique_ptr<JoinPort> port);
+  // A round to which this rank adds nothing but what it has not reduced yet.
+  void shadow_round(const JoinStep& step);
   bool is_paused() const { return paused_ > 0; }
 
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
@@ -124,6 +137,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void guarded(std::size_t bucket, Function function);
   void end_hook_group();
   void give_up() noexcept;
+  void announce();
+  void add_nothing(std::size_t index);
+  double join_scale() const;
+  [[noreturn]] static void refuse_hook_in_join();
   Bucket& bucket_of(const Parameter& parameter) { return buckets_[parameter.bucket]; }
   std::string where(std::size_t bucket) const;
   std::string head() const;
@@ -172,10 +189,21 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::set<std::uint64_t> forwards_;  // in step, since the last round; not those that stay local
   std::set<std::uint64_t> visited_;   // by backwards of this round
   double weight_ = 1;
+  std::unique_ptr<JoinPort> join_;
+  JoinStep join_step_;      // of this round
+  bool announced_ = false;  // this round
+  bool shadowing_ = false;
   Outcome outcome_ = Outcome::kGood;
   std::string text_;
   ReducerStats stats_;
   Clock::time_point entered_, last_gradient_;
+};
+
+// Reaches what a Reducer is made of.
+struct ReducerAccess {
+  static const std::shared_ptr<Reducer::Impl>& impl(const Reducer& reducer) {
+    return reducer.impl_;
+  }
 };
 
 }  // namespace convoy

@@ -47,8 +47,16 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = map[i] != 0;
   return std::all_of(seen_.begin(), seen_.end(), [&](const Seen& other) {
     return other.outcome == Outcome::kGood && other.backward == mine.backward &&
-           other.forwards == mine.forwards && other.layout == mine.layout;
+           (other.forwards == kAnyForwards || other.forwards == forwards()) &&
+           other.layout == mine.layout;
   });
+}
+
+std::uint64_t Verdict::forwards() const {
+  for (const Seen& seen : seen_) {
+    if (seen.forwards != kAnyForwards) return seen.forwards;
+  }
+  return kAnyForwards;
 }
 
 Outcome Verdict::worst() const {
@@ -73,13 +81,15 @@ std::string Verdict::explain(const ProcessGroup& group, const std::string& text)
     result += concat(result.empty() ? "" : "; ", "rank ", r, ": ",
                      std::string_view(from, strnlen(from, kTextBytes)));
   }
+  const auto counting = std::find_if(
+      seen_.begin(), seen_.end(), [](const Seen& seen) { return seen.forwards != kAnyForwards; });
   for (std::size_t r = 1; r < seen_.size() && result.empty(); ++r) {
     if (seen_[r].backward != seen_[0].backward) {
       result = concat("ranks are out of step: rank 0 is in backward ", seen_[0].backward, ", rank ",
                       r, " in backward ", seen_[r].backward);
-    } else if (seen_[r].forwards != seen_[0].forwards) {
-      result = concat("ranks are out of step: before this backward rank 0 ran forward ",
-                      seen_[0].forwards, " times, rank ", r, " ", seen_[r].forwards,
+    } else if (seen_[r].forwards != kAnyForwards && seen_[r].forwards != forwards()) {
+      result = concat("ranks are out of step: before this backward rank ", counting - seen_.begin(),
+                      " ran forward ", forwards(), " times, rank ", r, " ", seen_[r].forwards,
                       " times. Did a backward fail on one of them before it came to the model, or ",
                       "was it left out? Extra forwards go under NoGradGuard, or in eval mode");
     } else if (seen_[r].layout != seen_[0].layout) {

@@ -30,6 +30,9 @@ class Verdict {
  public:
   Verdict(const ProcessGroup& group, std::size_t parameters);
 
+  // Of a rank that has no inputs, in a Join.
+  static constexpr std::uint64_t kAnyForwards = ~std::uint64_t{0};
+
   struct Ballot {
     Outcome outcome = Outcome::kGood;
     std::uint64_t backward = 0;
@@ -56,6 +59,8 @@ class Verdict {
     Outcome outcome;
     std::uint64_t backward, forwards, layout;
   };
+  // Of the first rank that counts forwards.
+  std::uint64_t forwards() const;
   std::vector<Seen> seen_;
   std::vector<bool> used_;
 };
