@@ -60,6 +60,7 @@ PUBLIC_HEADERS = {
     "work.h": "group",
     "share.h": "share",
     "ddp.h": "ddp",
+    "ddp_stats.h": "ddp",
     "join.h": "ddp",
     "sync_batch_norm.h": "ddp",
     "tensors_in.h": "ddp",

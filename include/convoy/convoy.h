@@ -21,6 +21,7 @@
 
 // Data parallel training.
 #include "convoy/ddp.h"
+#include "convoy/ddp_stats.h"
 #include "convoy/hooks.h"
 #include "convoy/join.h"
 #include "convoy/reducer.h"

@@ -1,6 +1,7 @@
 // DistributedDataParallel in a Join. Rounds are its steps, announced when they begin: whether a
 // backward is reduced is known only then. Buffers are synchronised at the end of each round instead
 // of before the next forward, so that one message a step is enough.
+#include "base/error.h"
 #include "convoy/ddp.h"
 #include "ddp/join_context.h"
 #include "ddp/reducer_join.h"
@@ -38,6 +39,10 @@ std::shared_ptr<JoinContext> DdpCore::join() const {
 }
 
 std::unique_ptr<JoinHook> DdpCore::join_hook(const Joinable& self, const JoinOptions& options) {
+  if (!others_.empty()) {
+    fail(ErrorKind::kInvalidArgument, "join: a model with parameter_groups cannot be joined: ",
+         "their ranks do not know of each other's inputs");
+  }
   auto port = std::make_unique<Reducer::Impl::JoinPort>();
   const auto context = JoinContext::of(group_);
   const bool syncs = options_.forward_sync_buffers && !context->throws_early();

@@ -18,7 +18,9 @@ struct ModuleParameters {
   std::vector<std::string> must_agree;  // buffers, ignored names
   std::string error;                    // if the options name what is not there
 };
-ModuleParameters find_parameters(const torch::nn::Module& module, const DdpOptions& options);
+// Those of the model's group, or of one of the options' parameter_groups.
+ModuleParameters find_parameters(const torch::nn::Module& module, const DdpOptions& options,
+                                 const ParameterGroup* of = nullptr);
 
 // Statistics of normalisation layers in training mode: their forward writes them without telling
 // autograd, and their backward does not read them. Compared by identity.

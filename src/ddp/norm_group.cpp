@@ -62,7 +62,8 @@ void NormGroup::guarded(const char* what, Function function) {
     function();
   } catch (...) {
     rethrow_with(concat("SyncBatchNorm, ", what, ", group \"", parent_.name(), "\", rank ",
-                        parent_.rank(), " of ", parent_.size(), ": "));
+                        parent_.rank(), " of ", parent_.size(),
+                        " (if another rank's backward failed, the cause is there): "));
   }
 }
 

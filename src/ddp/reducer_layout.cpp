@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/id.h"
+#include "base/log.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
@@ -80,6 +81,11 @@ void Reducer::Impl::lay_out() {
   for (Parameter& parameter : parameters_) parameter.bucket = kNone;
   stats_.bytes = 0;
   add_buckets();
+  if (debug_ == DebugLevel::kOff) return;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    log_info(where(b), ": ", buckets_[b].parameters.size(), " parameters, ",
+             buckets_[b].buffer.nbytes(), " bytes");
+  }
 }
 
 // For the parameters that are in none.
@@ -112,7 +118,11 @@ void Reducer::Impl::place(Bucket&& made) {
 
 std::uint64_t Reducer::Impl::layout_hash() const {
   std::string text = concat(serial_, " ", static_cast<int>(options_.reduce.kind()));
-  for (const Parameter& parameter : parameters_) text += parameter.active ? '+' : '-';
+  if (options_.static_graph) text += 's';
+  for (const Parameter& parameter : parameters_) {
+    text += parameter.active ? '+' : '-';
+    if (parameter.rows.defined()) text += concat("rows of ", hash_of(parameter.rows));
+  }
   return hash_text(text);
 }
 

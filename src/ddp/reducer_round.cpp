@@ -52,6 +52,7 @@ void Reducer::Impl::open(const Sink* sink) {
   outcome_ = Outcome::kGood;
   text_.clear();
   stats_.copy_time = stats_.search_time = {};
+  timeline_.open(entered_);
   set_sums_aside();
   look_at_parameters();
   for (Parameter& parameter : parameters_) {
@@ -131,6 +132,7 @@ void Reducer::Impl::begin() {
                                     [&](std::size_t i) { return used[i] != 0; });
     }
   }
+  check_replicas();
 }
 
 // --- gradients into buckets ---
@@ -201,6 +203,8 @@ void Reducer::Impl::launch(std::size_t index) {
       if (!parameters_[i].ready) settle(i);
     }
   });
+  if (options_.nonfinite != NonFinite::kIgnore) check_finite(index);
+  timeline_.launched(index);
   if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
   guarded(index, [&] { bucket.result = start(index); });
 }
@@ -241,17 +245,25 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
   RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
   const at::NoGradGuard no_grad;
   const auto kind_of = [](Outcome worst) {
-    return worst == Outcome::kIncomplete || worst == Outcome::kGood ? ErrorKind::kInvalidArgument
-                                                                    : ErrorKind::kRemote;
+    return worst < Outcome::kDisturbed ? ErrorKind::kInvalidArgument : ErrorKind::kRemote;
   };
   const std::string title = head();
   if (alone_) {
     std::vector<bool> used;
     for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
     verdict_.set_used(std::move(used));
+    if (outcome == Outcome::kGood) {
+      check_finite_alone();
+      outcome = outcome_;
+      text = text_;
+    }
     close(outcome);
-    if (outcome != Outcome::kGood) fail(kind_of(outcome), title, text);
-    return;
+    if (outcome == Outcome::kGood) return;
+    error_ = title + text;
+    if (outcome == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+      return skip_round(error_);
+    }
+    fail(kind_of(outcome), error_);
   }
   if (!begun_) announce();
   std::string reason;
@@ -276,7 +288,12 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
   } catch (...) {
     give_up();
     close(Outcome::kFailed);
-    rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
+    try {
+      rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
+    } catch (const Error& e) {
+      error_ = e.what();
+      throw;
+    }
   }
   if (fine) {
     if (join_) join_->finish(join_step_);
@@ -288,7 +305,11 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
     abandon_norms(group_);
   }
   close(worst == Outcome::kGood ? Outcome::kFailed : worst);
-  fail(kind_of(worst), title, reason);
+  error_ = title + reason;
+  if (worst == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+    return skip_round(error_);
+  }
+  fail(kind_of(worst), error_);
 }
 
 // In a handler. A lost or late rank has ended the group already. Anything else is this rank's own
@@ -310,9 +331,11 @@ void Reducer::Impl::give_up() noexcept {
 bool Reducer::Impl::finish_buckets() {
   while (next_ < buckets_.size()) launch(next_++);
   take_results();
+  check_sparse();
   const auto forwards = shadowing_ ? Verdict::kAnyForwards : forwards_.size();
   Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards, layout_hash(), {}};
   for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
+  if (!shadowing_) ballot.stamps = timeline_.stamps(last_gradient_);
   return verdict_.reach(group_, ballot);
 }
 
@@ -339,6 +362,7 @@ void Reducer::Impl::take_results() {
       continue;
     }
     bucket.result.reset();
+    timeline_.done(index);
     if (result.defined() && result.is_same(bucket.buffer)) continue;
     if (!result.defined()) {
       trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned no tensor"));
@@ -405,7 +429,11 @@ void Reducer::Impl::reduce_sparse() {
                                   at::empty(sizes, tensors_[i].options().requires_grad(false)),
                                   tensors_[i].sizes());
     }
-    reduce_sparse_gradient(group_, sum, options_.reduce, weight_);
+    if (parameter.rows.defined()) {
+      sum = reduce_rows(i, sum);
+    } else {
+      reduce_sparse_gradient(group_, sum, options_.reduce, weight_);
+    }
     gradient = join_scale() == 1 ? sum : sum * join_scale();
   }
 }
@@ -415,6 +443,8 @@ void Reducer::Impl::close(Outcome outcome) {
   const auto now = Clock::now();
   const bool good = outcome == Outcome::kGood;
   const at::NoGradGuard no_grad;
+  skipped_ = false;
+  if (good) error_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     parameter.expected = std::max(parameter.expected, parameter.fired);
@@ -438,6 +468,7 @@ void Reducer::Impl::close(Outcome outcome) {
     parameter.fired = 0;
     parameter.kept.reset();
     parameter.graph.reset();
+    parameter.rows.reset();
   }
   for (Bucket& bucket : buckets_) bucket.result.reset();
   learnt_ |= good && !shadowing_;
@@ -449,6 +480,7 @@ void Reducer::Impl::close(Outcome outcome) {
     buckets_.clear();
     for (Parameter& parameter : parameters_) parameter.bucket = kNone;
   }
+  observe(outcome, now);
   ++stats_.backwards;
   stats_.backward_time = now - entered_;
   stats_.exposed_time = now - last_gradient_;

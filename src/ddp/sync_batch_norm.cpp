@@ -32,10 +32,6 @@ Tensor by_channel(const Tensor& values, const Tensor& input) {
   return values.view(sizes);
 }
 
-Tensor or_ones(const Tensor& weight, const Tensor& like) {
-  return weight.defined() ? weight.to(like.scalar_type()) : at::ones_like(like);
-}
-
 struct Statistics {
   Tensor mean, variance;  // biased
   double count = 0;       // values of a channel, on all ranks
@@ -82,10 +78,9 @@ struct Normalise : torch::autograd::Function<Normalise> {
         c10::IValue::make_capsule(c10::static_intrusive_pointer_cast<torch::CustomClassHolder>(
             c10::make_intrusive<Held>(group)));
     if (input.numel() == 0) return at::empty_like(input);
-    const Tensor shift =
-        bias.defined() ? bias.to(all.mean.scalar_type()) : at::zeros_like(all.mean);
     const Tensor wide = input.to(all.mean.scalar_type());
-    return std::get<0>(at::native_batch_norm(wide, or_ones(weight, all.mean), shift, all.mean,
+    const auto type = wide.scalar_type();
+    return std::get<0>(at::native_batch_norm(wide, weight.to(type), bias.to(type), all.mean,
                                              all.variance, /*training=*/false, 0, eps))
         .to(input.scalar_type());
   }
@@ -104,7 +99,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const double eps = ctx->saved_data["eps"].toDouble();
     const std::int64_t channels = input.size(1);
     const Tensor inverse = (variance + eps).rsqrt();
-    const Tensor scale = or_ones(weight, mean);
+    const Tensor scale = weight.to(type);
 
     Tensor wide, result;
     const Tensor sums = at::zeros({2 * channels}, mean.options());
@@ -122,8 +117,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     }
     // A rank's own part of the sums is the gradient of its parameters.
     const auto part = [&](const Tensor& of) {
-      return weight.defined() ? of.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
-                              : Tensor();
+      return of.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     };
     const Tensor of_weight = part(of_product), of_bias = part(of_gradient);
     static_cast<const Held&>(*ctx->saved_data["held"].toCapsule()).group->sum(sums);
@@ -256,7 +250,9 @@ Tensor SyncBatchNormImplBase<D, Derived>::forward(const Tensor& input) {
       update_statistics(count_batch(), all.mean, all.variance * (all.count / (all.count - 1)));
     }
   }
-  return Normalise::apply(input, weight, bias, all, options.eps(), group_);
+  const bool affine = weight.defined();
+  return Normalise::apply(input, affine ? weight : at::ones_like(all.mean),
+                          affine ? bias : at::zeros_like(all.mean), all, options.eps(), group_);
 }
 
 template <std::size_t D, class Derived>

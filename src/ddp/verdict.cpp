@@ -11,7 +11,7 @@
 namespace convoy {
 namespace {
 
-constexpr std::size_t kHead = 1 + 3 * 8;
+constexpr std::size_t kHead = 1 + 3 * 8 + sizeof(Stamps);
 constexpr std::size_t kTextBytes = 2048;
 
 }  // namespace
@@ -22,6 +22,7 @@ Verdict::Verdict(const ProcessGroup& group, std::size_t parameters)
           static_cast<std::int64_t>(kHead * static_cast<std::size_t>(group.size()) + parameters),
           at::kByte)),
       seen_(static_cast<std::size_t>(group.size())),
+      stamps_(seen_.size()),
       used_(parameters) {}
 
 bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
@@ -32,6 +33,7 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
   std::memcpy(head + 1, &mine.backward, 8);
   std::memcpy(head + 9, &mine.forwards, 8);
   std::memcpy(head + 17, &mine.layout, 8);
+  std::memcpy(head + 25, &mine.stamps, sizeof(Stamps));
   auto* const map = bytes + kHead * seen_.size();
   for (std::size_t i = 0; i < used_.size(); ++i) map[i] = mine.used[i] ? 1 : 0;
 
@@ -43,6 +45,7 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
     std::memcpy(&seen_[r].backward, other + 1, 8);
     std::memcpy(&seen_[r].forwards, other + 9, 8);
     std::memcpy(&seen_[r].layout, other + 17, 8);
+    std::memcpy(&stamps_[r], other + 25, sizeof(Stamps));
   }
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = map[i] != 0;
   return std::all_of(seen_.begin(), seen_.end(), [&](const Seen& other) {
