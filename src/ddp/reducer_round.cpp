@@ -445,6 +445,7 @@ void Reducer::Impl::close(Outcome outcome) {
   const at::NoGradGuard no_grad;
   skipped_ = false;
   if (good) error_.clear();
+  observe(outcome, now);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     parameter.expected = std::max(parameter.expected, parameter.fired);
@@ -480,7 +481,6 @@ void Reducer::Impl::close(Outcome outcome) {
     buckets_.clear();
     for (Parameter& parameter : parameters_) parameter.bucket = kNone;
   }
-  observe(outcome, now);
   ++stats_.backwards;
   stats_.backward_time = now - entered_;
   stats_.exposed_time = now - last_gradient_;

@@ -71,7 +71,7 @@ BucketTimes& Timeline::at(std::size_t bucket) {
 }
 
 void Timeline::open(Clock::time_point begin) {
-  for (BucketTimes& bucket : round_.buckets) bucket = {};
+  round_.buckets.clear();
   round_.begin = begin;
 }
 
