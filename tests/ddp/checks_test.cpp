@@ -165,7 +165,7 @@ TEST(ReplicasTest, ByTheEnvironment) {
   RankGroup(2, RankMode::kProcesses, {.environment = {"CONVOY_DEBUG=loud"}}).run([](Rank& r) {
     const auto world = make_world(r);
     EXPECT_THAT(text_of([&] { DistributedDataParallel model(Net(), world); }),
-                HasSubstr("CONVOY_DEBUG is \"loud\""));
+                AllOf(HasSubstr("CONVOY_DEBUG is "), HasSubstr("loud")));
   });
 }
 
@@ -182,7 +182,7 @@ TEST(SparseMetadataTest, OnlyValuesTravel) {
     };
     reducer.set_sparse_metadata({{"table", at::tensor({5, 1, 3})}});
     backward({1, 1, 3 + 2 * r.id()});
-    expect_equal(table.grad().coalesce().indices()[0], at::tensor({1, 3, 5}));
+    expect_equal(table.grad().coalesce().indices()[0], at::tensor({1, 3, 5}, at::kLong));
     expect_equal(table.grad().to_dense().select(1, 0),
                  at::tensor({0., 2., 0., .5, 0., .5}).to(at::kFloat));
     backward({r.id()});  // for one round only
@@ -196,7 +196,8 @@ TEST(SparseMetadataTest, OnlyValuesTravel) {
     const auto refused = [&](const std::string& name, const at::Tensor& rows) {
       return text_of([&] { reducer.set_sparse_metadata({{name, rows}}); });
     };
-    EXPECT_THAT(refused("tables", at::tensor({1})), HasSubstr("no sparse parameter \"tables\""));
+    EXPECT_THAT(refused("tables", at::tensor({1})),
+                AllOf(HasSubstr("no sparse parameter "), HasSubstr("tables")));
     EXPECT_THAT(refused("table", at::tensor({6})), HasSubstr("has 6 rows"));
     EXPECT_THAT(refused("table", at::ones({2})), HasSubstr("no list of integers"));
   });
@@ -277,7 +278,7 @@ TEST(ParameterGroupTest, WhatIsRefused) {
                                       {.parameter_groups = std::move(groups)});
       });
     };
-    EXPECT_THAT(refused({{{"experts.weight"}, world}}), HasSubstr("\"experts.weight\""));
+    EXPECT_THAT(refused({{{"experts.weight"}, world}}), HasSubstr("experts.weight"));
     EXPECT_THAT(refused({{{"expert.weight"}, {}}}), HasSubstr("is none"));
     EXPECT_THAT(refused({{{"expert.weight"}, world}, {{"expert.weight"}, world}}),
                 HasSubstr("named twice"));
@@ -317,7 +318,7 @@ TEST(OptionsTextTest, ThereAndBack) {
   const auto refused = [](const std::string& text) {
     return text_of([&] { DdpOptions::from_text(text); });
   };
-  EXPECT_THAT(refused("something"), HasSubstr("\"something\""));
+  EXPECT_THAT(refused("something"), HasSubstr("something"));
   for (const std::string line :
        {"launch 9", "static_graph yes", "bucket_cap_mb 1x", "word", "new 1", "reduce most"}) {
     EXPECT_THAT(refused("convoy::DdpOptions 1\n" + line + "\n"), HasSubstr(line));

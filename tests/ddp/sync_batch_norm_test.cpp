@@ -266,7 +266,7 @@ TEST(SyncBatchNormTest, ConvertsAModel) {
   run_ranks(1, [](Rank&, const ProcessGroup& world) {
     WithMemberImpl net;
     EXPECT_THAT(text_of([&] { nn::convert_sync_batchnorm(net, world); }),
-                AllOf(HasSubstr("\"norm\" is held by others"), HasSubstr("SyncBatchNorm")));
+                AllOf(HasSubstr(" is held by others"), HasSubstr("SyncBatchNorm")));
     EXPECT_NE(net.sequence[0]->as<torch::nn::BatchNorm1d>(), nullptr);  // nothing was changed
     torch::nn::BatchNorm1d norm(2);
     EXPECT_THROW(nn::convert_sync_batchnorm(*norm, world), Error);
