@@ -1,5 +1,5 @@
 // DdpOptions as text: a first line, then "name value", lists with one line for each item.
-#include <ATen/core/ivalue_inl.h>
+#include <ATen/core/ivalue.h>
 #include <torch/serialize/archive.h>
 
 #include <functional>

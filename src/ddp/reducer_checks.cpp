@@ -1,5 +1,6 @@
 // Reducer: looking at rounds, and what can be set.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -50,7 +51,7 @@ void Reducer::Impl::check_sparse() {
     const at::Tensor mine = gradient.coalesce().indices()[0];
     const at::Tensor known = at::isin(mine, parameter.rows);
     if (known.all().item<bool>()) continue;
-    const auto row = mine.index({known.logical_not()})[0].item<std::int64_t>();
+    const auto row = at::masked_select(mine, known.logical_not())[0].item<std::int64_t>();
     trouble(Outcome::kFailed, concat("the gradient of ", parameter.name, " has row ", row,
                                      ", which set_sparse_metadata did not name"));
   }
@@ -198,7 +199,9 @@ void Reducer::Impl::set_static_graph() {
 void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
   if (open_) fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: inside of a backward");
   std::vector<std::pair<std::size_t, at::Tensor>> found;
-  for (const auto& [name, list] : rows) {
+  for (const auto& entry : rows) {
+    const std::string& name = entry.first;
+    const at::Tensor& list = entry.second;
     const auto place = std::find_if(
         parameters_.begin(), parameters_.end(),
         [&](const Parameter& parameter) { return parameter.sparse && parameter.name == name; });

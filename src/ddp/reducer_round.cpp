@@ -1,5 +1,6 @@
 // Reducer: one reduction of all gradients.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 

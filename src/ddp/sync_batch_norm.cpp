@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <cmath>
 #include <ostream>
+#include <tuple>
 
 #include "base/error.h"
 #include "ddp/norm_group.h"
