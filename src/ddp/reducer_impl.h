@@ -51,7 +51,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void set_reduce(GradReduce reduce);
   void pause(int change);
 
-  // Setters, statistics: reducer_checks.cpp.
+  // Setters, statistics: reducer_checks.cpp, reducer_sparse.cpp.
   void set_static_graph();
   void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows);
   void follow(const std::shared_ptr<Impl>& other) { followers_.push_back(other); }
@@ -143,7 +143,6 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void take_results();
   void write_back();
   void write_back(std::size_t index);
-  void reduce_sparse();
   void close(Outcome outcome);
   void trouble(Outcome outcome, std::string text);
   template <class Function>
@@ -161,11 +160,14 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // --- looking at rounds: reducer_checks.cpp ---
   void check_finite(std::size_t bucket);
   void check_finite_alone();
-  void check_sparse();
   void check_replicas();
   void skip_round(const std::string& reason);
   void observe(Outcome outcome, Clock::time_point now);
   std::vector<Stamps> stamps_of_all(Outcome outcome) const;
+
+  // --- sparse gradients: reducer_sparse.cpp ---
+  void check_sparse();
+  void reduce_sparse();
   at::Tensor reduce_rows(std::size_t index, const at::Tensor& mine);
 
   // --- which parameters, in which buckets: reducer_layout.cpp ---

@@ -1,6 +1,5 @@
 // Reducer: one reduction of all gradients.
 #include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
@@ -412,30 +411,6 @@ void Reducer::Impl::write_back(std::size_t index) {
   } else {
     gradient = at::empty_strided(slot.sizes(), slot.strides(), slot.options());
     gradient.copy_(slot);
-  }
-}
-
-void Reducer::Impl::reduce_sparse() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
-    if (!parameter.sparse || !parameter.active || !verdict_.used()[i]) continue;
-    at::Tensor& gradient = tensors_[i].mutable_grad();
-    at::Tensor sum;
-    if (gradient.defined() && (parameter.used || !shadowing_)) {
-      sum = (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce();
-    } else {
-      auto sizes = tensors_[i].sizes().vec();
-      sizes[0] = 0;
-      sum = at::sparse_coo_tensor(at::empty({1, 0}, at::kLong),
-                                  at::empty(sizes, tensors_[i].options().requires_grad(false)),
-                                  tensors_[i].sizes());
-    }
-    if (parameter.rows.defined()) {
-      sum = reduce_rows(i, sum);
-    } else {
-      reduce_sparse_gradient(group_, sum, options_.reduce, weight_);
-    }
-    gradient = join_scale() == 1 ? sum : sum * join_scale();
   }
 }
 
