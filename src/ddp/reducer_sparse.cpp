@@ -46,8 +46,9 @@ void Reducer::Impl::check_sparse() {
       trouble(Outcome::kNotFinite,
               concat("the gradient of ", parameter.name, ": ", describe_nonfinite(gradient)));
     }
-    if (!parameter.rows.defined() || !gradient.is_sparse()) continue;
-    const at::Tensor mine = gradient.coalesce().indices()[0];
+    if (!parameter.rows.defined()) continue;
+    const at::Tensor mine =
+        (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce().indices()[0];
     const at::Tensor known = at::isin(mine, parameter.rows);
     if (known.all().item<bool>()) continue;
     const auto row = at::masked_select(mine, known.logical_not())[0].item<std::int64_t>();
