@@ -5,6 +5,8 @@
 //   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare
 //   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns;
 //                           A and B: ddp, find_unused_parameters, bare (not wrapped)
+//   observe MODEL COUNT     steps, and what measuring them took inside of our code, every one
+//                           sampled
 //
 // Times are in microseconds, on the slowest rank.
 #include <unistd.h>
@@ -62,6 +64,7 @@ class Trainer {
   }
 
   double first_loss() const { return first_loss_.value_or(0); }
+  Wrapped& wrapped() { return *wrapped_; }
 
  private:
   const convoy::ProcessGroup& world_;
@@ -87,6 +90,7 @@ class Ranks {
     words >> op;
     if (op == "step") return step(words);
     if (op == "pairs") return pairs(words);
+    if (op == "observe") return observe(words);
     if (op == "pids") return pids();
     throw std::invalid_argument("what is '" + line + "'?");
   }
@@ -136,6 +140,23 @@ class Ranks {
     }
     return "\"" + modes[0] + "\": " + list_of(times[0]) + ", \"" + modes[1] +
            "\": " + list_of(times[1]);
+  }
+
+  std::string observe(std::istream& words) {
+    std::string model;
+    int count = 0;
+    words >> model >> count;
+    Trainer trainer(model, "ddp", world_);
+    trainer.wrapped().set_runtime_logging_sample_rate(1);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    std::vector<double> times, observing;
+    for (int i = 0; i < count; ++i) {
+      times.push_back(trainer.step());
+      const std::chrono::duration<double, std::micro> own =
+          trainer.wrapped().stats().observing_time;
+      observing.push_back(own.count());
+    }
+    return "\"us\": " + list_of(times) + ", \"observing_us\": " + list_of(observing);
   }
 
   const convoy::ProcessGroup& world_;

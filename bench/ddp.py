@@ -11,6 +11,7 @@
   process that take turns; the median of the ratios of pairs.
 - allocator: steps of the bare model in one process, with libtorch's allocator (also with huge
   pages, THP_MEM_ALLOC_ENABLE=1) and with ours.
+- observe: what our own measuring takes of a step, as time inside of our code.
 
 Run it through `make bench-ddp`, on a machine that does nothing else. It needs 16 GB of memory.
 """
@@ -39,6 +40,7 @@ COSTS = [
 ALLOCATOR_BARS = {"mlp-100m": (0.6, 0.95)}
 ALLOCATORS = {"stock": {"THP_MEM_ALLOC_ENABLE": "0"}, "huge-pages": {"THP_MEM_ALLOC_ENABLE": "1"},
               "ours": {"THP_MEM_ALLOC_ENABLE": "0", "CONVOY_ALLOCATOR": "1"}}
+OBSERVED = ("gpt-10m", 2, 0.01)  # model, ranks, most of a step
 SAMPLE_SECONDS = 0.01
 
 
@@ -50,7 +52,7 @@ def main():
     parser.add_argument("--steps", type=int, help="of one turn; 5")
     parser.add_argument("--pairs", type=int, help="of steps, for costs; 40")
     parser.add_argument("--models", default=",".join(STEP_BARS), help="%(default)s")
-    parser.add_argument("--parts", default="step,memory,cost,allocator", help="%(default)s")
+    parser.add_argument("--parts", default="step,memory,cost,allocator,observe", help="%(default)s")
     parser.add_argument("--launch", nargs="+", choices=["early", "late"], default=[],
                         help="when our buckets go, instead of the default; both: beside each other")
     parser.add_argument("--pin", action="store_true", help="ranks to cores of their own, all sides")
@@ -77,6 +79,8 @@ def main():
     if "allocator" in options.parts:
         for model in models:
             bench.allocator(model)
+    if "observe" in options.parts and OBSERVED[0] in models:
+        bench.observe(*OBSERVED)
     sides.write_records(bench.records, options.json)
     print("\nBars:")
     for met, text in bench.bars:
@@ -204,6 +208,18 @@ class Bench:
         self.record(model, mode, beside, ranks, us, their_us, cost=round(ratio - 1, 4),
                     pairs=self.options.pairs)
         self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
+
+    def observe(self, model, ranks, most):
+        side = self.ours((self.options.launch or ["default"])[0], ranks)
+        try:
+            answer = side.run(("observe", model, self.options.pairs), limit=1200)
+        finally:
+            side.close()
+        step, own = median(answer["us"]), median(answer["observing_us"])
+        print(f"{model:9} observing {own:.1f} us of a step of {step / 1e3:.1f} ms, {own / step:.3%}",
+              flush=True)
+        self.record(model, "observing", "step", ranks, own, step, cost=round(own / step, 6))
+        self.bar(own / step, most, f"{model}, {ranks} ranks: observing, of a step")
 
     def record(self, model, mode, peer, ranks, us=None, their_us=None, mb=None, their_mb=None,
                setting="", **more):

@@ -24,6 +24,9 @@
 
 // Data parallel training.
 #include "convoy/ddp.h"
+#include "convoy/ddp_stats.h"
 #include "convoy/hooks.h"
+#include "convoy/join.h"
 #include "convoy/reducer.h"
+#include "convoy/sync_batch_norm.h"
 #include "convoy/tensors_in.h"

@@ -2,15 +2,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "convoy/ddp_stats.h"
 #include "convoy/group.h"
 #include "convoy/hooks.h"
+#include "convoy/join.h"
 #include "convoy/reducer.h"
 #include "convoy/tensors_in.h"
 
@@ -26,6 +30,13 @@ namespace convoy {
 
 enum class BufferSync { kBeforeForward, kAfterForward };
 
+// Parameters whose gradients are reduced over another group than the model's: experts that only
+// some ranks have. A rank names those that it has.
+struct ParameterGroup {
+  std::vector<std::string> names;
+  ProcessGroup group;
+};
+
 struct DdpOptions {
   std::optional<double> bucket_cap_mb = {};  // these as in ReducerOptions
   std::vector<double> bucket_cap_mb_list = {};
@@ -35,6 +46,8 @@ struct DdpOptions {
   bool skip_all_reduce_unused_params = false;
   GradReduce reduce = GradReduce::kMean;
   Launch launch = Launch::kAuto;
+  NonFinite nonfinite = NonFinite::kIgnore;
+  std::uint64_t check_replicas_every = 0;
   bool init_sync = true;             // ranks begin with rank 0's parameters and buffers
   bool forward_sync_buffers = true;  // in training, buffers become rank 0's
   BufferSync buffer_sync = BufferSync::kBeforeForward;
@@ -42,6 +55,15 @@ struct DdpOptions {
   std::vector<std::string> ignore = {};
   // Parameters that travel after all others, in buckets of their own.
   std::vector<std::string> delay_all_reduce_named_params = {};
+  std::vector<ParameterGroup> parameter_groups = {};
+
+  // All of it but parameter_groups, for a checkpoint or another process: lines of text.
+  std::string to_text() const;
+  // kInvalidArgument if that is not what to_text() writes.
+  static DdpOptions from_text(const std::string& text);
+  // The same in an archive, under a name of our own.
+  void save(torch::serialize::OutputArchive& archive) const;
+  static DdpOptions load(torch::serialize::InputArchive& archive);
 };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -60,23 +82,38 @@ class DdpCore {
   void after_forward(const std::vector<at::Tensor*>& outputs);
   void sync_buffers();
   void set_buffer_hook(BufferHook hook, BufferSync when);
+  // `self` is what the Join knows.
+  std::unique_ptr<JoinHook> join_hook(const Joinable& self, const JoinOptions& options);
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
+  void sync_gradients();
+  void set_reduce(GradReduce reduce);
+  void set_static_graph();
+  void set_sample_rate(std::uint64_t rate);
+  DdpStats stats() const;
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
  private:
+  friend class DdpJoinHook;
+  ReducerOptions reducer_options() const;
+  void make_parameter_groups();
   NamedTensors buffers() const;
   void run_buffer_sync();
+  void sync_buffers_from(int root);
+  std::shared_ptr<JoinContext> join() const;
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   DdpOptions options_;
   std::unique_ptr<Reducer> reducer_;
+  std::vector<std::unique_ptr<Reducer>> others_;  // of parameter_groups
   BufferHook buffer_hook_;
   at::Tensor staging_;  // of buffers on their way
+  std::weak_ptr<JoinContext> join_;
+  const Joinable* join_self_ = nullptr;
 };
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:
@@ -92,7 +129,7 @@ class DdpCore {
 // the module itself, whose calls train this rank alone. docs/ddp.md has the rules, and what changes
 // for those who come from Python.
 template <class Module>
-class DistributedDataParallel {
+class DistributedDataParallel : public Joinable {
  public:
   // Collective. kInvalidArgument on every rank if ranks differ, or for names that do not exist.
   DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group,
@@ -125,7 +162,7 @@ class DistributedDataParallel {
   // While it lives, backward adds to this rank's gradients only. Read when backward runs.
   Reducer::NoSync no_sync() { return core_.reducer().no_sync(); }
   // Reduces what was accumulated, without a backward. Collective.
-  void sync_gradients() { core_.reducer().sync_gradients(); }
+  void sync_gradients() { core_.sync_gradients(); }
   // Before the first backward, once. Collective.
   void register_comm_hook(CommHook hook) { core_.reducer().register_comm_hook(std::move(hook)); }
   void register_buffer_hook(BufferHook hook, BufferSync when = BufferSync::kAfterForward) {
@@ -134,12 +171,38 @@ class DistributedDataParallel {
   // Buffers become rank 0's, as before evaluation on several ranks. Collective.
   void sync_buffers() { core_.sync_buffers(); }
   // For weighted(samples) before each backward.
-  void set_reduce(GradReduce reduce) { core_.reducer().set_reduce(reduce); }
+  void set_reduce(GradReduce reduce) { core_.set_reduce(reduce); }
+  // As the option; before the first backward that is reduced, on all ranks.
+  void set_static_graph() { core_.set_static_graph(); }
+  // See Reducer.
+  void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
+    core_.reducer().set_sparse_metadata(rows);
+  }
+  // The last backward was dropped: NonFinite::kSkip.
+  bool skipped() const { return core_.reducer().skipped(); }
+
+  // --- what it does: see convoy/ddp_stats.h ---
+  // PyTorch's logging data, also after an error.
+  DdpStats stats() const { return core_.stats(); }
+  // Times in it are of one backward of so many (and of the first ten); 100.
+  void set_runtime_logging_sample_rate(std::uint64_t rate) { core_.set_sample_rate(rate); }
+  // "step 120, 12.3 ms: compute 71 %, waited for rank 1 18 %, reduce 11 %", of the last one.
+  std::string report() const { return core_.reducer().timeline().report(); }
+  // When the parts of the last step happened.
+  const RoundTimes& timeline() const { return core_.reducer().timeline(); }
+  // The last step of all ranks as a Chrome trace, which rank 0 writes. Collective.
+  void write_trace(const std::string& path) const { core_.reducer().write_trace(path); }
 
   Reducer& reducer() { return core_.reducer(); }
   const Reducer& reducer() const { return core_.reducer(); }
   const ProcessGroup& group() const { return core_.reducer().group(); }
   const DdpOptions& options() const { return core_.options(); }
+
+  // For Join.
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& join_options) override {
+    return core_.join_hook(*this, join_options);
+  }
+  const ProcessGroup& join_process_group() const override { return group(); }
 
   // torch::save and torch::load, as of the module itself.
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,

@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "convoy/ddp_stats.h"
 #include "convoy/group.h"
+#include "convoy/join.h"
 #include "convoy/work.h"
 
 namespace convoy {
@@ -106,6 +109,12 @@ using CommHook = std::function<HookResult(const GradBucket&)>;
 // this host has cores that do not compute.
 enum class Launch { kAuto, kEarly, kLate };
 
+// Gradients with values that are infinite or no numbers, which are looked for before they are
+// reduced: kRaise is an error in that backward, on all ranks, with rank and parameter. kSkip drops
+// all gradients of that backward, on all ranks: they are undefined, and optimizers leave the model
+// as it is; Reducer::skipped() tells.
+enum class NonFinite { kIgnore, kRaise, kSkip };
+
 struct ReducerOptions {
   // Gradients travel in buckets of about this size. Unset: 25, but the first 1, so that it starts
   // early. A list gives a cap to each bucket; its last repeats.
@@ -122,6 +131,11 @@ struct ReducerOptions {
   bool skip_all_reduce_unused_params = false;
   GradReduce reduce = GradReduce::kMean;
   Launch launch = Launch::kAuto;
+  NonFinite nonfinite = NonFinite::kIgnore;
+  // In every so many backwards, ranks compare their parameters; a difference is an error on all of
+  // them, which names the first parameter and the ranks. 0: never, but with CONVOY_DEBUG=detail
+  // 100.
+  std::uint64_t check_replicas_every = 0;
   std::vector<std::string> names = {};       // of the parameters; empty: their numbers
   std::vector<std::size_t> sparse = {};      // parameters whose gradients are sparse
   std::vector<std::size_t> delayed = {};     // these travel last, in buckets of their own
@@ -131,6 +145,7 @@ struct ReducerOptions {
 
 struct ReducerStats {
   std::uint64_t backwards = 0;                // that were reduced
+  std::uint64_t skipped = 0;                  // of these: NonFinite::kSkip
   std::uint64_t bytes = 0;                    // of gradients in one backward
   std::chrono::nanoseconds backward_time{0};  // of the last one, from its first to its last node
   std::chrono::nanoseconds exposed_time{0};   // of that: after the last gradient was there
@@ -150,7 +165,7 @@ struct ReducerStats {
 // leaves a parameter out without being allowed to, throws on every rank, with names, and the next
 // one works again; after a kPeerLost or kTimeout the group is broken. One thread at a time, which
 // may be any.
-class Reducer {
+class Reducer : public Joinable {
  public:
   class Impl;  // opaque
 
@@ -158,7 +173,7 @@ class Reducer {
   // differs, naming the first difference. Parameters may be frozen and thawed later, on all ranks
   // alike. Values are not changed: see broadcast_coalesced().
   Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options = {});
-  ~Reducer();  // takes its hooks off the parameters; gradients stay where they are
+  ~Reducer() override;  // takes its hooks off the parameters; gradients stay where they are
   Reducer(Reducer&&) noexcept;
   Reducer& operator=(Reducer&&) noexcept;
 
@@ -192,6 +207,13 @@ class Reducer {
   // Before the first backward, once. Collective. kInvalidArgument for nullptr, and with another
   // GradReduce than kMean: what gradients become is then the hook's.
   void register_comm_hook(CommHook hook);
+  // As the option; before the first backward that is reduced, on all ranks: kInvalidArgument
+  // afterwards. find_unused_parameters is then without effect.
+  void set_static_graph();
+  // Rows that the gradients of sparse parameters have on all ranks together, by name: only values
+  // travel in the next round. 1-D, integers, the same on all ranks; a gradient with another row is
+  // an error on all of them. kInvalidArgument for names that are none of sparse parameters.
+  void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows);
   // From the next backward on; the kind must be the same on all ranks. Does not communicate.
   void set_reduce(GradReduce reduce);
 
@@ -202,8 +224,24 @@ class Reducer {
   // As of the last backward: which parameters some rank has used.
   std::vector<bool> used() const;
   const ReducerStats& stats() const;
+  // The last backward was dropped: NonFinite::kSkip.
+  bool skipped() const;
+  // When the parts of the last round happened; see convoy/ddp_stats.h.
+  const RoundTimes& timeline() const;
+  // PyTorch's logging data, also after an error.
+  DdpStats logging_data() const;
+  // What it has of times is of one backward of so many (and of the first ten). At least 1; 100.
+  void set_sample_rate(std::uint64_t rate);
+  // The last round of all ranks as a Chrome trace, which rank 0 writes. Collective.
+  void write_trace(const std::string& path) const;
+
+  // For Join: rounds of reduction are its steps, and in the end parameters become the last rank's.
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
+  const ProcessGroup& join_process_group() const override { return group(); }
 
  private:
+  friend struct ReducerAccess;
+
   // Shared with the hooks and graphs that outlive the reducer, which find it closed.
   std::shared_ptr<Impl> impl_;
 };

@@ -100,9 +100,9 @@ void broadcast_coalesced(const ProcessGroup& group, at::TensorList tensors,
   broadcast_all(group, tensors, options, {}, memory);
 }
 
-void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers,
+void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers, int root,
                        const std::unordered_set<const void*>& unseen, at::Tensor& staging) {
-  broadcast_all(group, buffers, {}, unseen, staging);
+  broadcast_all(group, buffers, {.root = root}, unseen, staging);
 }
 
 }  // namespace convoy

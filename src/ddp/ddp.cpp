@@ -6,7 +6,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "convoy/sync_batch_norm.h"
+#include "ddp/join_context.h"
 #include "ddp/module_parameters.h"
+#include "ddp/reducer_impl.h"
 
 namespace convoy {
 
@@ -16,24 +19,45 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
   if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
   if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
   auto found = find_parameters(*module_, options_);
-  ReducerOptions more{.bucket_cap_mb = options_.bucket_cap_mb,
-                      .bucket_cap_mb_list = options_.bucket_cap_mb_list,
-                      .find_unused_parameters = options_.find_unused_parameters,
-                      .static_graph = options_.static_graph,
-                      .gradient_as_bucket_view = options_.gradient_as_bucket_view,
-                      .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
-                      .reduce = options_.reduce,
-                      .launch = options_.launch,
-                      .names = std::move(found.names),
-                      .sparse = std::move(found.sparse),
-                      .delayed = std::move(found.delayed),
-                      .must_agree = std::move(found.must_agree),
-                      .error = std::move(found.error)};
+  ReducerOptions more = reducer_options();
+  more.names = std::move(found.names);
+  more.sparse = std::move(found.sparse);
+  more.delayed = std::move(found.delayed);
+  more.must_agree = std::move(found.must_agree);
+  more.error = std::move(found.error);
   reducer_ = std::make_unique<Reducer>(found.parameters, group_, std::move(more));
   if (options_.init_sync && group_.size() > 1) {
     std::vector<at::Tensor> all = found.parameters;
     for (const auto& [name, buffer] : buffers()) all.push_back(buffer);
     broadcast_coalesced(group_, all);
+  }
+  make_parameter_groups();
+}
+
+ReducerOptions DdpCore::reducer_options() const {
+  return {.bucket_cap_mb = options_.bucket_cap_mb,
+          .bucket_cap_mb_list = options_.bucket_cap_mb_list,
+          .find_unused_parameters = options_.find_unused_parameters,
+          .static_graph = options_.static_graph,
+          .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+          .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
+          .reduce = options_.reduce,
+          .launch = options_.launch,
+          .nonfinite = options_.nonfinite,
+          .check_replicas_every = options_.check_replicas_every};
+}
+
+// Their backwards are the same ones: outputs pass a sink of each reducer, in one order on all
+// ranks.
+void DdpCore::make_parameter_groups() {
+  for (const ParameterGroup& other : options_.parameter_groups) {
+    auto found = find_parameters(*module_, options_, &other);
+    ReducerOptions more = reducer_options();
+    more.names = std::move(found.names);
+    more.sparse = std::move(found.sparse);
+    others_.push_back(std::make_unique<Reducer>(found.parameters, other.group, std::move(more)));
+    if (options_.init_sync) broadcast_coalesced(other.group, found.parameters);
+    ReducerAccess::impl(*reducer_)->follow(ReducerAccess::impl(*others_.back()));
   }
 }
 
@@ -55,11 +79,16 @@ NamedTensors DdpCore::buffers() const {
 void DdpCore::before_forward() {
   if (!at::GradMode::is_enabled()) return;
   reducer_->before_forward();
+  for (const auto& other : others_) other->before_forward();
+  ReducerAccess::impl(*reducer_)->timeline().forward_begins();
+  const auto context = join();
+  if (context && context->throws_early() && module_->is_training()) context->notify(*join_self_);
   if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
 }
 
 void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   if (!at::GradMode::is_enabled()) return;
+  ReducerAccess::impl(*reducer_)->timeline().forward_ends();
   if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
   std::vector<at::Tensor> tensors;
   tensors.reserve(outputs.size());
@@ -68,22 +97,31 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   const auto forward =
       module_->is_training() ? Reducer::Forward::kInStep : Reducer::Forward::kAside;
   tensors = reducer_->prepare_for_backward(tensors, forward);
+  for (const auto& other : others_) tensors = other->prepare_for_backward(tensors, forward);
   for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
 }
 
 void DdpCore::run_buffer_sync() {
   if (!options_.forward_sync_buffers || !module_->is_training() || group_.size() == 1) return;
   if (reducer_->is_paused()) return;
+  const auto context = join();
+  if (context && !context->throws_early()) return;  // rounds do it: ddp_join.cpp
   sync_buffers();
 }
 
 void DdpCore::sync_buffers() {
+  const auto context = join();
+  if (!context || context->throws_early()) return sync_buffers_from(0);
+  if (!buffers().empty()) sync_buffers_from(context->call_buffers(*join_self_).live.front());
+}
+
+void DdpCore::sync_buffers_from(int root) {
   const NamedTensors found = buffers();
   if (found.empty() || group_.size() == 1) return;
   if (buffer_hook_) return buffer_hook_(group_, found);
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : found) tensors.push_back(buffer);
-  broadcast_buffers(group_, tensors, statistics_of(*module_), staging_);
+  broadcast_buffers(group_, tensors, root, statistics_of(*module_), staging_);
 }
 
 void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
@@ -93,6 +131,40 @@ void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
   }
   buffer_hook_ = std::move(hook);
   options_.buffer_sync = when;
+}
+
+void DdpCore::sync_gradients() {
+  reducer_->sync_gradients();
+  for (const auto& other : others_) other->sync_gradients();
+}
+
+void DdpCore::set_reduce(GradReduce reduce) {
+  reducer_->set_reduce(reduce);
+  for (const auto& other : others_) other->set_reduce(reduce);
+}
+
+void DdpCore::set_static_graph() {
+  reducer_->set_static_graph();
+  for (const auto& other : others_) other->set_static_graph();
+  options_.static_graph = true;
+}
+
+void DdpCore::set_sample_rate(std::uint64_t rate) {
+  reducer_->set_sample_rate(rate);
+  for (const auto& other : others_) other->set_sample_rate(rate);
+}
+
+DdpStats DdpCore::stats() const {
+  DdpStats data = reducer_->logging_data();
+  data.module_name = module_->name();
+  data.broadcast_buffers = options_.forward_sync_buffers;
+  const auto parts = module_->modules();
+  data.has_sync_bn = std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+    return part->template as<nn::SyncBatchNorm1dImpl>() != nullptr ||
+           part->template as<nn::SyncBatchNorm2dImpl>() != nullptr ||
+           part->template as<nn::SyncBatchNorm3dImpl>() != nullptr;
+  });
+  return data;
 }
 
 void DdpCore::save(torch::serialize::OutputArchive& archive) const { module_->save(archive); }

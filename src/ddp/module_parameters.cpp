@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "convoy/sync_batch_norm.h"
 
 namespace convoy {
 namespace {
@@ -44,7 +45,8 @@ void add_statistics(const Module& part, std::unordered_set<const void*>& found) 
 
 }  // namespace
 
-ModuleParameters find_parameters(const Module& module, const DdpOptions& options) {
+ModuleParameters find_parameters(const Module& module, const DdpOptions& options,
+                                 const ParameterGroup* of) {
   ModuleParameters found;
   std::set<std::string> unknown(options.ignore.begin(), options.ignore.end());
   unknown.insert(options.delay_all_reduce_named_params.begin(),
@@ -53,15 +55,28 @@ ModuleParameters find_parameters(const Module& module, const DdpOptions& options
   std::unordered_map<const void*, std::size_t> places;
   std::unordered_set<const void*> ignored;
   const auto parameters = module.named_parameters();
+  std::unordered_map<const void*, const ParameterGroup*> elsewhere;
+  for (const ParameterGroup& group : options.parameter_groups) {
+    unknown.insert(group.names.begin(), group.names.end());
+  }
   for (const auto& item : parameters) {
     unknown.erase(item.key());
-    if (contains(options.ignore, item.key())) {
-      ignored.insert(item.value().unsafeGetTensorImpl());  // under all of its names
+    const void* const tensor =
+        item.value().defined() ? item.value().unsafeGetTensorImpl() : nullptr;
+    if (contains(options.ignore, item.key())) ignored.insert(tensor);  // under all of its names
+    for (const ParameterGroup& group : options.parameter_groups) {
+      if (!group.group) found.error = "a group of parameter_groups is none";
+      if (!contains(group.names, item.key())) continue;
+      if (!elsewhere.emplace(tensor, &group).second) {
+        found.error = concat("parameter ", item.key(), " is named twice in parameter_groups");
+      }
     }
   }
   for (const auto& item : parameters) {
     const at::Tensor& tensor = item.value();
     if (!tensor.defined() || ignored.contains(tensor.unsafeGetTensorImpl())) continue;
+    const auto other = elsewhere.find(tensor.unsafeGetTensorImpl());
+    if ((other == elsewhere.end() ? nullptr : other->second) != of) continue;
     const auto [place, is_new] =
         places.emplace(tensor.unsafeGetTensorImpl(), found.parameters.size());
     if (is_new) {
@@ -87,6 +102,7 @@ ModuleParameters find_parameters(const Module& module, const DdpOptions& options
   found.must_agree.push_back(concat("option forward_sync_buffers: ", options.forward_sync_buffers,
                                     ", init_sync: ", options.init_sync,
                                     ", buffer_sync: ", static_cast<int>(options.buffer_sync)));
+  if (!found.error.empty()) return found;
   if (!unknown.empty()) {
     found.error = concat("the module has no parameter or buffer ", quoted(*unknown.begin()),
                          ", which the options name");
@@ -100,6 +116,9 @@ std::unordered_set<const void*> statistics_of(const Module& module) {
     add_statistics<torch::nn::BatchNorm1dImpl>(*part, found);
     add_statistics<torch::nn::BatchNorm2dImpl>(*part, found);
     add_statistics<torch::nn::BatchNorm3dImpl>(*part, found);
+    add_statistics<nn::SyncBatchNorm1dImpl>(*part, found);
+    add_statistics<nn::SyncBatchNorm2dImpl>(*part, found);
+    add_statistics<nn::SyncBatchNorm3dImpl>(*part, found);
     add_statistics<torch::nn::InstanceNorm1dImpl>(*part, found);
     add_statistics<torch::nn::InstanceNorm2dImpl>(*part, found);
     add_statistics<torch::nn::InstanceNorm3dImpl>(*part, found);

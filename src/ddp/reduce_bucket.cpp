@@ -52,11 +52,11 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
   group.all_reduce(gradient);
 }
 
-ProcessGroup own_group(const ProcessGroup& group) {
+ProcessGroup own_group(const ProcessGroup& group, const std::string& purpose) {
   if (!averages(group) || !group.store()) return group;
   std::vector<int> all(static_cast<std::size_t>(group.size()));
   std::iota(all.begin(), all.end(), 0);
-  return group.split(all, {.name = group.name() + "/hook"}).value();
+  return group.split(all, {.name = group.name() + "/" + purpose}).value();
 }
 
 namespace {

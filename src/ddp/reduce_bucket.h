@@ -19,7 +19,7 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
 
 // A group of the same ranks, so that it can be aborted alone; the same one if it cannot be split.
 // Collective.
-ProcessGroup own_group(const ProcessGroup& group);
+ProcessGroup own_group(const ProcessGroup& group, const std::string& purpose = "hook");
 
 // A reducer of this group lives as long as what this returns.
 std::shared_ptr<const void> enlist_reducer(const ProcessGroup& group);

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "ddp/agreement.h"
 #include "ddp/bucket_plan.h"
+#include "ddp/norm_group.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
@@ -49,6 +50,10 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       alone_(size_ == 1) {
   std::string error;  // of this rank, which the others hear too
   try {
+    debug_ = debug_level();
+    if (debug_ == DebugLevel::kDetail && options_.check_replicas_every == 0) {
+      options_.check_replicas_every = 100;
+    }
     check();
     caps_ = bucket_caps(options_);
     launches_late_ = launches_late(group_, options_.launch);
@@ -115,6 +120,8 @@ std::vector<std::string> Reducer::Impl::description() const {
   lines.push_back(
       concat("option skip_all_reduce_unused_params: ", options_.skip_all_reduce_unused_params));
   lines.push_back(concat("option reduce: ", static_cast<int>(options_.reduce.kind())));
+  lines.push_back(concat("option nonfinite: ", static_cast<int>(options_.nonfinite),
+                         ", check_replicas_every: ", options_.check_replicas_every));
   lines.insert(lines.end(), options_.must_agree.begin(), options_.must_agree.end());
   return lines;
 }
@@ -310,7 +317,7 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   if (parameter.fired < parameter.expected) return;
   const bool first = !parameter.ready;
   make_ready(index);
-  if (first) --bucket.pending;
+  if (first && --bucket.pending == 0) timeline_.ready(parameter.bucket);
   launch_complete_ones();
 }
 
@@ -372,6 +379,7 @@ void Reducer::Impl::failed(const std::string& cause) {
       log_error("backward ", stats_.backwards + 1, " failed on rank ", group_.rank(), " of ", size_,
                 " (", line, "); telling the others");
     }
+    abandon_norms(group_);  // others may wait in one for this rank
     complete(Outcome::kFailed, line);
   } catch (...) {  // the caller of backward gets the cause itself
   }

@@ -1,15 +1,20 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "convoy/join.h"
 #include "convoy/reducer.h"
 #include "ddp/bucket.h"
+#include "ddp/checks.h"
 #include "ddp/graph.h"
+#include "ddp/timeline.h"
 #include "ddp/verdict.h"
 
 namespace convoy {
@@ -44,7 +49,27 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void sync_gradients();
   void register_comm_hook(CommHook hook);
   void set_reduce(GradReduce reduce);
-  void pause(int change) { paused_ += change; }
+  void pause(int change);
+
+  // Setters, statistics: reducer_checks.cpp, reducer_sparse.cpp.
+  void set_static_graph();
+  void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows);
+  void follow(const std::shared_ptr<Impl>& other) { followers_.push_back(other); }
+  Timeline& timeline() { return timeline_; }
+  DdpStats logging_data() const;
+  std::vector<std::string> bucket_names() const;
+  bool skipped() const { return skipped_; }
+
+  // What a Join adds to rounds: reducer_join.cpp.
+  struct JoinPort {
+    std::function<JoinStep()> announce;           // tells the ranks without inputs
+    std::function<void(const JoinStep&)> finish;  // after a good round, on all ranks
+    std::function<bool()> defers;  // others announce during backward: rounds begin at its end
+    bool divides_by_live = false;
+  };
+  void set_join(std::unique_ptr<JoinPort> port);
+  // A round to which this rank adds nothing but what it has not reduced yet.
+  void shadow_round(const JoinStep& step);
   bool is_paused() const { return paused_ > 0; }
 
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
@@ -84,6 +109,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     bool presumed_unused = false;
     at::Tensor kept;   // what the gradient was, if this rank has nothing to add
     at::Tensor graph;  // the gradient with its history, under create_graph
+    at::Tensor rows;   // sparse metadata: of all ranks' gradients, sorted
   };
 
   // --- a backward: reducer.cpp ---
@@ -117,16 +143,32 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void take_results();
   void write_back();
   void write_back(std::size_t index);
-  void reduce_sparse();
   void close(Outcome outcome);
   void trouble(Outcome outcome, std::string text);
   template <class Function>
   void guarded(std::size_t bucket, Function function);
   void end_hook_group();
   void give_up() noexcept;
+  void announce();
+  void add_nothing(std::size_t index);
+  double join_scale() const;
+  [[noreturn]] static void refuse_hook_in_join();
   Bucket& bucket_of(const Parameter& parameter) { return buckets_[parameter.bucket]; }
   std::string where(std::size_t bucket) const;
   std::string head() const;
+
+  // --- looking at rounds: reducer_checks.cpp ---
+  void check_finite(std::size_t bucket);
+  void check_finite_alone();
+  void check_replicas();
+  void skip_round(const std::string& reason);
+  void observe(Outcome outcome, Clock::time_point now);
+  std::vector<Stamps> stamps_of_all(Outcome outcome) const;
+
+  // --- sparse gradients: reducer_sparse.cpp ---
+  void check_sparse();
+  void reduce_sparse();
+  at::Tensor reduce_rows(std::size_t index, const at::Tensor& mine);
 
   // --- which parameters, in which buckets: reducer_layout.cpp ---
   void look_at_parameters();
@@ -172,10 +214,29 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::set<std::uint64_t> forwards_;  // in step, since the last round; not those that stay local
   std::set<std::uint64_t> visited_;   // by backwards of this round
   double weight_ = 1;
+  Timeline timeline_;
+  DebugLevel debug_ = DebugLevel::kOff;
+  std::vector<std::weak_ptr<Impl>> followers_;  // are paused with this one
+  bool skipped_ = false;                        // the last round
+  bool can_be_static_ = true;
+  std::vector<bool> last_used_;
+  std::int64_t unused_bytes_ = 0;  // of the last round
+  std::string error_;              // of the last round
+  std::unique_ptr<JoinPort> join_;
+  JoinStep join_step_;      // of this round
+  bool announced_ = false;  // this round
+  bool shadowing_ = false;
   Outcome outcome_ = Outcome::kGood;
   std::string text_;
   ReducerStats stats_;
   Clock::time_point entered_, last_gradient_;
+};
+
+// Reaches what a Reducer is made of.
+struct ReducerAccess {
+  static const std::shared_ptr<Reducer::Impl>& impl(const Reducer& reducer) {
+    return reducer.impl_;
+  }
 };
 
 }  // namespace convoy

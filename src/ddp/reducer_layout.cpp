@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/id.h"
+#include "base/log.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
@@ -30,7 +31,7 @@ void Reducer::Impl::look_at_parameters() {
 }
 
 // Gradients arrive in about the same order in every step: buckets filled in that order are complete
-// one after the other. Every rank takes rank 0's.
+// one after the other. Every rank takes rank 0's, or in a Join that of the first with inputs.
 void Reducer::Impl::agree_on_order() {
   std::vector<std::size_t> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});  // the last ones mostly come first
@@ -45,7 +46,7 @@ void Reducer::Impl::agree_on_order() {
   auto* const entries = table.mutable_data_ptr<std::int64_t>();
   std::copy(order.begin(), order.end(), entries);
   entries[order.size()] = arrivals_ == 0 ? 1 : 0;
-  group_.broadcast(table);
+  group_.broadcast(table, {.root = join_ ? join_step_.live.front() : 0});
   std::vector<bool> seen(order.size());
   for (std::size_t k = 0; k < order.size(); ++k) {
     const auto i = static_cast<std::size_t>(entries[k]);
@@ -80,6 +81,11 @@ void Reducer::Impl::lay_out() {
   for (Parameter& parameter : parameters_) parameter.bucket = kNone;
   stats_.bytes = 0;
   add_buckets();
+  if (debug_ == DebugLevel::kOff) return;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    log_info(where(b), ": ", buckets_[b].parameters.size(), " parameters, ",
+             buckets_[b].buffer.nbytes(), " bytes");
+  }
 }
 
 // For the parameters that are in none.
@@ -112,7 +118,11 @@ void Reducer::Impl::place(Bucket&& made) {
 
 std::uint64_t Reducer::Impl::layout_hash() const {
   std::string text = concat(serial_, " ", static_cast<int>(options_.reduce.kind()));
-  for (const Parameter& parameter : parameters_) text += parameter.active ? '+' : '-';
+  if (options_.static_graph) text += 's';
+  for (const Parameter& parameter : parameters_) {
+    text += parameter.active ? '+' : '-';
+    if (parameter.rows.defined()) text += concat("rows of ", hash_of(parameter.rows));
+  }
   return hash_text(text);
 }
 
@@ -126,6 +136,7 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
     fail(ErrorKind::kInvalidArgument,
          "register_comm_hook: what gradients become is the hook's; GradReduce must be kMean");
   }
+  if (join_ && join_->divides_by_live) refuse_hook_in_join();
   hook_group_ = own_group(group_);
   hook_ = std::move(hook);
   alone_ = false;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "convoy/hooks.h"
+#include "ddp/norm_group.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
@@ -45,11 +46,13 @@ void Reducer::Impl::end_hook_group() {
 void Reducer::Impl::open(const Sink* sink) {
   open_ = true;
   begun_ = false;
+  announced_ = false;
   next_ = 0;
   arrivals_ = 0;
   outcome_ = Outcome::kGood;
   text_.clear();
   stats_.copy_time = stats_.search_time = {};
+  timeline_.open(entered_);
   set_sums_aside();
   look_at_parameters();
   for (Parameter& parameter : parameters_) {
@@ -68,12 +71,16 @@ void Reducer::Impl::open(const Sink* sink) {
   }
   if (alone_) return;
   // Two models in one backward: which one's buckets are complete first may differ between ranks.
-  late_now_ = launches_late_ || has_other_reducers(group_, enlisted_);
+  const bool defers = join_ && join_->defers();
+  late_now_ = launches_late_ || defers || has_other_reducers(group_, enlisted_);
   presume_unused(sink);
-  try {
-    begin();
-  } catch (...) {
-    rethrow_with(head());
+  if (!defers) {
+    announce();
+    try {
+      begin();
+    } catch (...) {
+      rethrow_with(head());
+    }
   }
   if (!mixed_.empty()) {
     trouble(Outcome::kFailed,
@@ -105,16 +112,19 @@ void Reducer::Impl::begin() {
   begun_ = true;
   if (hook_ && !hook_group_) hook_group_ = own_group(group_);
   if (options_.reduce.kind() == GradReduce::Kind::kWeighted) {
-    const at::Tensor sum = at::full({1}, options_.reduce.samples(), at::kDouble);
+    const double samples = shadowing_ ? 0 : options_.reduce.samples();
+    const at::Tensor sum = at::full({1}, samples, at::kDouble);
     group_.all_reduce(sum);
     const double total = sum.item<double>();
-    weight_ = total > 0 ? options_.reduce.samples() / total : 0;
+    weight_ = total > 0 ? samples / total : 0;
   }
   if (options_.skip_all_reduce_unused_params && !order_.empty()) {
     const at::Tensor map = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
     auto* const used = map.mutable_data_ptr<std::uint8_t>();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      used[i] = parameters_[i].presumed_unused || !parameters_[i].active ? 0 : 1;
+      const Parameter& parameter = parameters_[i];
+      const bool unused = shadowing_ ? !parameter.used : parameter.presumed_unused;
+      used[i] = unused || !parameter.active ? 0 : 1;
     }
     group_.all_reduce(map, {.op = ReduceOp::kMax});
     for (Bucket& bucket : buckets_) {
@@ -122,6 +132,7 @@ void Reducer::Impl::begin() {
                                     [&](std::size_t i) { return used[i] != 0; });
     }
   }
+  check_replicas();
 }
 
 // --- gradients into buckets ---
@@ -170,6 +181,7 @@ void Reducer::Impl::settle(std::size_t index) {
     parameter.ready = true;
     return;
   }
+  if (shadowing_ && !parameter.used) return add_nothing(index);
   if (!parameter.used && gradient.defined()) {
     parameter.kept = gradient.detach().clone();
   }
@@ -191,6 +203,8 @@ void Reducer::Impl::launch(std::size_t index) {
       if (!parameters_[i].ready) settle(i);
     }
   });
+  if (options_.nonfinite != NonFinite::kIgnore) check_finite(index);
+  timeline_.launched(index);
   if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
   guarded(index, [&] { bucket.result = start(index); });
 }
@@ -210,7 +224,12 @@ void Reducer::Impl::guarded(std::size_t bucket, Function function) {
 
 HookResult Reducer::Impl::start(std::size_t index) {
   Bucket& bucket = buckets_[index];
-  if (!hook_) return reduce_bucket(group_, bucket.buffer, options_.reduce, weight_);
+  if (!hook_) {
+    HookResult result = reduce_bucket(group_, bucket.buffer, options_.reduce, weight_);
+    const double scale = join_scale();
+    if (scale == 1) return result;
+    return std::move(result).then([scale](const at::Tensor& mean) { return mean.mul_(scale); });
+  }
   try {
     return hook_(BucketAccess::make(buckets_, index, tensors_, hook_group_));
   } catch (const Error&) {
@@ -226,24 +245,34 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
   RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
   const at::NoGradGuard no_grad;
   const auto kind_of = [](Outcome worst) {
-    return worst == Outcome::kIncomplete || worst == Outcome::kGood ? ErrorKind::kInvalidArgument
-                                                                    : ErrorKind::kRemote;
+    return worst < Outcome::kDisturbed ? ErrorKind::kInvalidArgument : ErrorKind::kRemote;
   };
   const std::string title = head();
   if (alone_) {
     std::vector<bool> used;
     for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
     verdict_.set_used(std::move(used));
+    if (outcome == Outcome::kGood) {
+      check_finite_alone();
+      outcome = outcome_;
+      text = text_;
+    }
     close(outcome);
-    if (outcome != Outcome::kGood) fail(kind_of(outcome), title, text);
-    return;
+    if (outcome == Outcome::kGood) return;
+    error_ = title + text;
+    if (outcome == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+      return skip_round(error_);
+    }
+    fail(kind_of(outcome), error_);
   }
+  if (!begun_) announce();
   std::string reason;
+  bool fine = false;
   try {
     if (!begun_) begin();
     if (outcome > outcome_) trouble(outcome, std::move(text));
     if (order_.empty()) agree_on_order();
-    bool fine = finish_buckets();
+    fine = finish_buckets();
     if (fine && changed_) {
       add_buckets();
       fine = finish_buckets();
@@ -252,18 +281,35 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
       reduce_sparse();
       write_back();
       if (changed_) lay_out();
-      return close(Outcome::kGood);
+      close(Outcome::kGood);
+    } else {
+      reason = verdict_.explain(group_, text_);
     }
-    reason = verdict_.explain(group_, text_);
   } catch (...) {
     give_up();
     close(Outcome::kFailed);
-    rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
+    try {
+      rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
+    } catch (const Error& e) {
+      error_ = e.what();
+      throw;
+    }
+  }
+  if (fine) {
+    if (join_) join_->finish(join_step_);
+    return;
   }
   const Outcome worst = verdict_.worst();
-  if (worst >= Outcome::kDisturbed) end_hook_group();
+  if (worst >= Outcome::kDisturbed) {
+    end_hook_group();
+    abandon_norms(group_);
+  }
   close(worst == Outcome::kGood ? Outcome::kFailed : worst);
-  fail(kind_of(worst), title, reason);
+  error_ = title + reason;
+  if (worst == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+    return skip_round(error_);
+  }
+  fail(kind_of(worst), error_);
 }
 
 // In a handler. A lost or late rank has ended the group already. Anything else is this rank's own
@@ -285,8 +331,11 @@ void Reducer::Impl::give_up() noexcept {
 bool Reducer::Impl::finish_buckets() {
   while (next_ < buckets_.size()) launch(next_++);
   take_results();
-  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards_.size(), layout_hash(), {}};
+  check_sparse();
+  const auto forwards = shadowing_ ? Verdict::kAnyForwards : forwards_.size();
+  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards, layout_hash(), {}};
   for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
+  if (!shadowing_) ballot.stamps = timeline_.stamps(last_gradient_);
   return verdict_.reach(group_, ballot);
 }
 
@@ -313,6 +362,7 @@ void Reducer::Impl::take_results() {
       continue;
     }
     bucket.result.reset();
+    timeline_.done(index);
     if (result.defined() && result.is_same(bucket.buffer)) continue;
     if (!result.defined()) {
       trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned no tensor"));
@@ -364,35 +414,18 @@ void Reducer::Impl::write_back(std::size_t index) {
   }
 }
 
-void Reducer::Impl::reduce_sparse() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
-    if (!parameter.sparse || !parameter.active || !verdict_.used()[i]) continue;
-    at::Tensor& gradient = tensors_[i].mutable_grad();
-    at::Tensor sum;
-    if (gradient.defined()) {
-      sum = (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce();
-    } else {
-      auto sizes = tensors_[i].sizes().vec();
-      sizes[0] = 0;
-      sum = at::sparse_coo_tensor(at::empty({1, 0}, at::kLong),
-                                  at::empty(sizes, tensors_[i].options().requires_grad(false)),
-                                  tensors_[i].sizes());
-    }
-    reduce_sparse_gradient(group_, sum, options_.reduce, weight_);
-    gradient = sum;
-  }
-}
-
 void Reducer::Impl::close(Outcome outcome) {
   open_ = false;
   const auto now = Clock::now();
   const bool good = outcome == Outcome::kGood;
   const at::NoGradGuard no_grad;
+  skipped_ = false;
+  if (good) error_.clear();
+  observe(outcome, now);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     parameter.expected = std::max(parameter.expected, parameter.fired);
-    if (good && options_.static_graph && !learnt_) {
+    if (good && options_.static_graph && !learnt_ && !shadowing_) {
       parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
     }
     const at::Tensor& gradient = tensors_[i].grad();
@@ -412,9 +445,10 @@ void Reducer::Impl::close(Outcome outcome) {
     parameter.fired = 0;
     parameter.kept.reset();
     parameter.graph.reset();
+    parameter.rows.reset();
   }
   for (Bucket& bucket : buckets_) bucket.result.reset();
-  learnt_ |= good;
+  learnt_ |= good && !shadowing_;
   armed_ = false;
   forwards_.clear();
   visited_.clear();
@@ -437,7 +471,7 @@ void Reducer::Impl::sync_gradients() {
     try {
       open(nullptr);
     } catch (...) {
-      close(Outcome::kFailed);
+      if (open_) close(Outcome::kFailed);
       throw;
     }
   }

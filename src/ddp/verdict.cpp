@@ -11,7 +11,7 @@
 namespace convoy {
 namespace {
 
-constexpr std::size_t kHead = 1 + 3 * 8;
+constexpr std::size_t kHead = 1 + 3 * 8 + sizeof(Stamps);
 constexpr std::size_t kTextBytes = 2048;
 
 }  // namespace
@@ -22,6 +22,7 @@ Verdict::Verdict(const ProcessGroup& group, std::size_t parameters)
           static_cast<std::int64_t>(kHead * static_cast<std::size_t>(group.size()) + parameters),
           at::kByte)),
       seen_(static_cast<std::size_t>(group.size())),
+      stamps_(seen_.size()),
       used_(parameters) {}
 
 bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
@@ -32,6 +33,7 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
   std::memcpy(head + 1, &mine.backward, 8);
   std::memcpy(head + 9, &mine.forwards, 8);
   std::memcpy(head + 17, &mine.layout, 8);
+  std::memcpy(head + 25, &mine.stamps, sizeof(Stamps));
   auto* const map = bytes + kHead * seen_.size();
   for (std::size_t i = 0; i < used_.size(); ++i) map[i] = mine.used[i] ? 1 : 0;
 
@@ -43,12 +45,21 @@ bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
     std::memcpy(&seen_[r].backward, other + 1, 8);
     std::memcpy(&seen_[r].forwards, other + 9, 8);
     std::memcpy(&seen_[r].layout, other + 17, 8);
+    std::memcpy(&stamps_[r], other + 25, sizeof(Stamps));
   }
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = map[i] != 0;
   return std::all_of(seen_.begin(), seen_.end(), [&](const Seen& other) {
     return other.outcome == Outcome::kGood && other.backward == mine.backward &&
-           other.forwards == mine.forwards && other.layout == mine.layout;
+           (other.forwards == kAnyForwards || other.forwards == forwards()) &&
+           other.layout == mine.layout;
   });
+}
+
+std::uint64_t Verdict::forwards() const {
+  for (const Seen& seen : seen_) {
+    if (seen.forwards != kAnyForwards) return seen.forwards;
+  }
+  return kAnyForwards;
 }
 
 Outcome Verdict::worst() const {
@@ -73,13 +84,15 @@ std::string Verdict::explain(const ProcessGroup& group, const std::string& text)
     result += concat(result.empty() ? "" : "; ", "rank ", r, ": ",
                      std::string_view(from, strnlen(from, kTextBytes)));
   }
+  const auto counting = std::find_if(
+      seen_.begin(), seen_.end(), [](const Seen& seen) { return seen.forwards != kAnyForwards; });
   for (std::size_t r = 1; r < seen_.size() && result.empty(); ++r) {
     if (seen_[r].backward != seen_[0].backward) {
       result = concat("ranks are out of step: rank 0 is in backward ", seen_[0].backward, ", rank ",
                       r, " in backward ", seen_[r].backward);
-    } else if (seen_[r].forwards != seen_[0].forwards) {
-      result = concat("ranks are out of step: before this backward rank 0 ran forward ",
-                      seen_[0].forwards, " times, rank ", r, " ", seen_[r].forwards,
+    } else if (seen_[r].forwards != kAnyForwards && seen_[r].forwards != forwards()) {
+      result = concat("ranks are out of step: before this backward rank ", counting - seen_.begin(),
+                      " ran forward ", forwards(), " times, rank ", r, " ", seen_[r].forwards,
                       " times. Did a backward fail on one of them before it came to the model, or ",
                       "was it left out? Extra forwards go under NoGradGuard, or in eval mode");
     } else if (seen_[r].layout != seen_[0].layout) {

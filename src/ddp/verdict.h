@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "convoy/group.h"
+#include "ddp/timeline.h"
 
 namespace convoy {
 
@@ -14,6 +15,8 @@ namespace convoy {
 enum class Outcome : std::uint8_t {
   kGood = 1,
   kIncomplete,  // parameters without gradients
+  kNotFinite,   // gradients that are no numbers
+  kDiffers,     // ranks do not have the same model
   kDisturbed,   // an operation failed, as it does when another rank gives up
   kFailed,      // by itself
 };
@@ -25,10 +28,14 @@ enum class Outcome : std::uint8_t {
 //   1  number of the backward, little-endian
 //   9  forwards before it
 //  17  hash of what ranks must agree on
+//  25  its stamps: see timeline.h
 // which only that rank fills in, then one byte for each parameter: 1 if it was used.
 class Verdict {
  public:
   Verdict(const ProcessGroup& group, std::size_t parameters);
+
+  // Of a rank that has no inputs, in a Join.
+  static constexpr std::uint64_t kAnyForwards = ~std::uint64_t{0};
 
   struct Ballot {
     Outcome outcome = Outcome::kGood;
@@ -37,7 +44,8 @@ class Verdict {
     // one forward more than the others in the backward that it pairs with theirs.
     std::uint64_t forwards = 0;
     std::uint64_t layout = 0;
-    std::vector<bool> used;
+    std::vector<bool> used = {};
+    Stamps stamps = {};
   };
   // Collective. True if all ranks are fine and speak of the same backward.
   bool reach(const ProcessGroup& group, const Ballot& mine);
@@ -45,6 +53,8 @@ class Verdict {
   std::string explain(const ProcessGroup& group, const std::string& text) const;
 
   Outcome worst() const;
+  // By rank.
+  const std::vector<Stamps>& stamps() const { return stamps_; }
   // Parameters that some rank has used.
   const std::vector<bool>& used() const { return used_; }
   // For a rank that is alone.
@@ -56,7 +66,10 @@ class Verdict {
     Outcome outcome;
     std::uint64_t backward, forwards, layout;
   };
+  // Of the first rank that counts forwards.
+  std::uint64_t forwards() const;
   std::vector<Seen> seen_;
+  std::vector<Stamps> stamps_;
   std::vector<bool> used_;
 };
 

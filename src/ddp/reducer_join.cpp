@@ -1,0 +1,117 @@
+// Reducer: rounds in a Join, where some ranks have no more inputs.
+#include "ddp/reducer_join.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ddp/join_context.h"
+
+namespace convoy {
+
+void Reducer::Impl::refuse_hook_in_join() {
+  fail(ErrorKind::kInvalidArgument, "join: what gradients become is the comm hook's; ",
+       "divide_by_initial_world_size = false is not for a model that has one");
+}
+
+void Reducer::Impl::set_join(std::unique_ptr<JoinPort> port) {
+  if (port && port->divides_by_live && hook_) refuse_hook_in_join();
+  join_ = std::move(port);
+  // Ranks do not leave a Join with the same numbers, if one of them threw.
+  if (!join_) forwards_.clear();
+}
+
+void Reducer::Impl::announce() {
+  if (!join_ || shadowing_ || announced_) return;
+  announced_ = true;
+  try {
+    join_step_ = join_->announce();
+  } catch (...) {
+    close(Outcome::kFailed);
+    --stats_.backwards;  // it was none: ranks that have left the Join do not count it
+    throw;
+  }
+}
+
+void Reducer::Impl::shadow_round(const JoinStep& step) {
+  struct Shadowing {
+    explicit Shadowing(bool& flag) : flag_(flag) { flag_ = true; }
+    ~Shadowing() { flag_ = false; }
+    bool& flag_;
+  } const shadowing(shadowing_);
+  join_step_ = step;
+  entered_ = last_gradient_ = Clock::now();
+  // What is left of the last round is not added to: it need not be set aside.
+  for (Parameter& parameter : parameters_) parameter.reduced = false;
+  hook_up();
+  try {
+    open(nullptr);
+  } catch (...) {
+    if (open_) close(Outcome::kFailed);
+    throw;
+  }
+  complete(Outcome::kGood, {});
+}
+
+void Reducer::Impl::add_nothing(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const at::NoGradGuard no_grad;
+  const at::Tensor& gradient = tensors_[index].grad();
+  if (gradient.defined()) parameter.kept = gradient.detach().clone();
+  bucket_of(parameter).slots[parameter.slot].zero_();
+  parameter.ready = true;
+}
+
+double Reducer::Impl::join_scale() const {
+  if (!join_ || !join_->divides_by_live) return 1;
+  if (options_.reduce.kind() != GradReduce::Kind::kMean) return 1;
+  return static_cast<double>(size_) / static_cast<double>(join_step_.live.size());
+}
+
+ReducerInJoin::ReducerInJoin(std::shared_ptr<Reducer::Impl> impl,
+                             std::unique_ptr<Reducer::Impl::JoinPort> port)
+    : impl_(std::move(impl)) {
+  impl_->set_join(std::move(port));
+}
+
+void ReducerInJoin::shadow(const JoinStep& step) const {
+  try {
+    impl_->shadow_round(step);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kRemote && error.kind() != ErrorKind::kInvalidArgument) throw;
+    log_warn("while this rank has no inputs: ", error.what());
+    throw JoinStepFailed();
+  }
+}
+
+namespace {
+
+class ReducerJoinHook final : public JoinHook {
+ public:
+  ReducerJoinHook(const Reducer& reducer, std::unique_ptr<Reducer::Impl::JoinPort> port)
+      : reducer_(reducer), part_(ReducerAccess::impl(reducer), std::move(port)) {}
+
+  void pre_hook() override { part_.leave(); }
+  void main_hook(const JoinStep& step) override { part_.shadow(step); }
+  void post_hook(const JoinEnd& end) override {
+    broadcast_coalesced(reducer_.group(), reducer_.parameters(), {.root = end.last_joiner});
+  }
+
+ private:
+  const Reducer& reducer_;
+  const ReducerInJoin part_;
+};
+
+}  // namespace
+
+std::unique_ptr<JoinHook> Reducer::join_hook(const JoinOptions& options) {
+  auto port = std::make_unique<Impl::JoinPort>();
+  port->announce = [this] { return notify_join_context().value(); };
+  port->finish = [](const JoinStep&) {};
+  port->defers = [group = group()] { return has_sync_batch_norms(group); };
+  port->divides_by_live = !options.divide_by_initial_world_size;
+  return std::make_unique<ReducerJoinHook>(*this, std::move(port));
+}
+
+}  // namespace convoy
