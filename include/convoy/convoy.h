@@ -20,7 +20,10 @@
 #include "convoy/work.h"
 
 // Data parallel training.
+#include "convoy/averager.h"
 #include "convoy/ddp.h"
 #include "convoy/hooks.h"
+#include "convoy/mixed_precision.h"
+#include "convoy/optimizer_in_backward.h"
 #include "convoy/reducer.h"
 #include "convoy/tensors_in.h"

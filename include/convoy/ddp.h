@@ -2,15 +2,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "convoy/group.h"
 #include "convoy/hooks.h"
+#include "convoy/mixed_precision.h"
 #include "convoy/reducer.h"
 #include "convoy/tensors_in.h"
 
@@ -42,7 +45,11 @@ struct DdpOptions {
   std::vector<std::string> ignore = {};
   // Parameters that travel after all others, in buckets of their own.
   std::vector<std::string> delay_all_reduce_named_params = {};
+  // Compute and communicate with less than the parameters' own precision.
+  std::optional<MixedPrecision> mixed_precision = {};
 };
+
+class LowPrecisionCopies;  // opaque
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // Takes the place of the broadcast of buffers: communicates over `group` and writes into them.
@@ -63,6 +70,8 @@ class DdpCore {
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
+  // The type that tensors on their way into forward become, if any.
+  std::optional<at::ScalarType> input_type() const;
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
@@ -70,6 +79,7 @@ class DdpCore {
  private:
   NamedTensors buffers() const;
   void run_buffer_sync();
+  void cast_buffers(at::ScalarType type);
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
@@ -77,7 +87,34 @@ class DdpCore {
   std::unique_ptr<Reducer> reducer_;
   BufferHook buffer_hook_;
   at::Tensor staging_;  // of buffers on their way
+  // Shared with the reducer's watch.
+  std::shared_ptr<LowPrecisionCopies> copies_;
+  bool lowered_here_ = false;  // by this forward
 };
+
+namespace detail {
+
+// An argument of forward: a copy with its tensors cast, if it can be copied and they can be found;
+// otherwise the argument as it is.
+template <class Arg>
+class CastArgument {
+ public:
+  CastArgument(Arg&& arg, at::ScalarType type) : held_(static_cast<Arg&&>(arg)) {
+    if constexpr (kCopies) {
+      for_each_tensor(held_, [type](at::Tensor& tensor) {
+        if (tensor.defined() && c10::isFloatingType(tensor.scalar_type())) tensor = tensor.to(type);
+      });
+    }
+  }
+  Arg&& get() { return static_cast<Arg&&>(held_); }
+
+ private:
+  using Value = std::remove_cvref_t<Arg>;
+  static constexpr bool kCopies = std::copy_constructible<Value> && kOwnsItsTensors<Value>;
+  std::conditional_t<kCopies, Value, Arg&&> held_;
+};
+
+}  // namespace detail
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:
 //
@@ -107,10 +144,10 @@ class DistributedDataParallel {
   // The module's forward. What it returns may be or hold tensors: see convoy/tensors_in.h.
   template <class... Args>
   auto forward(Args&&... args) {
-    core_.before_forward();
-    auto output = module_->forward(std::forward<Args>(args)...);
-    core_.after_forward(tensors_in(output));
-    return output;
+    if (const auto type = core_.input_type()) {
+      return run(detail::CastArgument<Args>(std::forward<Args>(args), *type).get()...);
+    }
+    return run(std::forward<Args>(args)...);
   }
   template <class... Args>
   auto operator()(Args&&... args) {
@@ -154,6 +191,14 @@ class DistributedDataParallel {
   }
 
  private:
+  template <class... Args>
+  auto run(Args&&... args) {
+    core_.before_forward();
+    auto output = module_->forward(std::forward<Args>(args)...);
+    core_.after_forward(tensors_in(output));
+    return output;
+  }
+
   std::shared_ptr<Module> module_;
   DdpCore core_;
 };

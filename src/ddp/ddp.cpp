@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ddp/mixed_precision.h"
 #include "ddp/module_parameters.h"
 
 namespace convoy {
@@ -16,6 +17,13 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
   if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
   if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
   auto found = find_parameters(*module_, options_);
+  const auto mixed = options_.mixed_precision.value_or(MixedPrecision{});
+  try {
+    check_mixed_precision(mixed);
+  } catch (const Error& e) {
+    if (found.error.empty()) found.error = e.what();
+  }
+  found.must_agree.push_back(describe(mixed));
   ReducerOptions more{.bucket_cap_mb = options_.bucket_cap_mb,
                       .bucket_cap_mb_list = options_.bucket_cap_mb_list,
                       .find_unused_parameters = options_.find_unused_parameters,
@@ -24,6 +32,7 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                       .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
                       .reduce = options_.reduce,
                       .launch = options_.launch,
+                      .reduce_dtype = mixed.reduce_dtype ? mixed.reduce_dtype : mixed.param_dtype,
                       .names = std::move(found.names),
                       .sparse = std::move(found.sparse),
                       .delayed = std::move(found.delayed),
@@ -34,6 +43,17 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
     std::vector<at::Tensor> all = found.parameters;
     for (const auto& [name, buffer] : buffers()) all.push_back(buffer);
     broadcast_coalesced(group_, all);
+  }
+  if (mixed.buffer_dtype) cast_buffers(*mixed.buffer_dtype);
+  if (mixed.param_dtype) {
+    copies_ = std::make_shared<LowPrecisionCopies>(found.parameters, *mixed.param_dtype);
+    // What is reduced is cast on its way back.
+    reducer_->watch_backward([copies = copies_] { copies->lower_again(); },
+                             [copies = copies_](Reducer::BackwardEnd end) {
+                               copies->restore(end == Reducer::BackwardEnd::kAdds
+                                                   ? CastGradients::kAll
+                                                   : CastGradients::kSparse);
+                             });
   }
 }
 
@@ -52,14 +72,31 @@ NamedTensors DdpCore::buffers() const {
   return found;
 }
 
+void DdpCore::cast_buffers(at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, buffer] : buffers()) {
+    if (is_cast(buffer, type)) buffer.set_data(buffer.detach().to(type));
+  }
+}
+
+std::optional<at::ScalarType> DdpCore::input_type() const {
+  if (!copies_ || !options_.mixed_precision->cast_forward_inputs) return std::nullopt;
+  return options_.mixed_precision->param_dtype;
+}
+
 void DdpCore::before_forward() {
+  // Without a backward to come, after_forward() puts the parameters back.
+  lowered_here_ = copies_ && copies_->lower();
   if (!at::GradMode::is_enabled()) return;
   reducer_->before_forward();
   if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
 }
 
 void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
-  if (!at::GradMode::is_enabled()) return;
+  if (!at::GradMode::is_enabled()) {
+    if (lowered_here_) copies_->restore();
+    return;
+  }
   if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
   std::vector<at::Tensor> tensors;
   tensors.reserve(outputs.size());
@@ -95,7 +132,14 @@ void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
   options_.buffer_sync = when;
 }
 
-void DdpCore::save(torch::serialize::OutputArchive& archive) const { module_->save(archive); }
-void DdpCore::load(torch::serialize::InputArchive& archive) { module_->load(archive); }
+// A forward without a backward has left copies of the parameters in place.
+void DdpCore::save(torch::serialize::OutputArchive& archive) const {
+  if (copies_) copies_->restore();
+  module_->save(archive);
+}
+void DdpCore::load(torch::serialize::InputArchive& archive) {
+  if (copies_) copies_->restore();
+  module_->load(archive);
+}
 
 }  // namespace convoy
