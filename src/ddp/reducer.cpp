@@ -353,7 +353,7 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
 
 void Reducer::Impl::leave() {
   in_backward_ = false;
-  if (ends_) ends_(syncing_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
+  if (ends_) ends_(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
 }
 
 void Reducer::Impl::end() {
