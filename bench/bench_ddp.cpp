@@ -3,10 +3,13 @@
 //
 //   pids                    of the ranks
 //   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare
-//   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns;
-//                           A and B: ddp, find_unused_parameters, bare (not wrapped)
+//   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns; A and B: ddp,
+//                           find_unused_parameters, bare (not wrapped), fp16, bf16 (these comm
+//                           hooks), in_backward (the optimizer)
 //   observe MODEL COUNT     steps, and what measuring them took inside of our code, every one
 //                           sampled
+//   rounded BYTES COUNT     of COUNT means of a buffer in group memory, in turns: plain, and
+//                           rounded to f16 and to bf16
 //
 // Times are in microseconds, on the slowest rank.
 #include <unistd.h>
@@ -24,6 +27,7 @@
 
 #include "convoy/ddp.h"
 #include "convoy/init.h"
+#include "convoy/optimizer_in_backward.h"
 #include "models.h"
 
 namespace bench {
@@ -41,6 +45,11 @@ class Trainer {
     wrapped_ = std::make_unique<Wrapped>(
         model_.net, world,
         convoy::DdpOptions{.find_unused_parameters = mode == "find_unused_parameters"});
+    if (mode == "fp16") wrapped_->register_comm_hook(convoy::hooks::fp16_compress);
+    if (mode == "bf16") wrapped_->register_comm_hook(convoy::hooks::bf16_compress);
+    if (mode == "in_backward") {
+      in_backward_.emplace(wrapped_->reducer(), convoy::Sgd{.lr = 1e-4});
+    }
   }
 
   // Microseconds on the slowest rank.
@@ -50,11 +59,11 @@ class Trainer {
     {
       std::optional<convoy::Reducer::NoSync> scope;
       if (!syncs) scope.emplace(wrapped_->reducer());
-      sgd_.zero_grad();
+      if (!in_backward_) sgd_.zero_grad();
       const auto output = wrapped_ ? (*wrapped_)(model_.data) : model_.net->forward(model_.data);
       const auto loss = output.square().mean();
       loss.backward();
-      sgd_.step();
+      if (!in_backward_) sgd_.step();
       if (!first_loss_) first_loss_ = loss.item<double>();
     }
     const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
@@ -71,6 +80,7 @@ class Trainer {
   Model model_;
   torch::optim::SGD sgd_;
   std::unique_ptr<Wrapped> wrapped_;
+  std::optional<convoy::OptimizerInBackward> in_backward_;
   std::optional<double> first_loss_;
 };
 
@@ -91,6 +101,7 @@ class Ranks {
     if (op == "step") return step(words);
     if (op == "pairs") return pairs(words);
     if (op == "observe") return observe(words);
+    if (op == "rounded") return rounded(words);
     if (op == "pids") return pids();
     throw std::invalid_argument("what is '" + line + "'?");
   }
@@ -120,6 +131,31 @@ class Ranks {
     std::ostringstream text;
     text << "\"us\": " << list_of(times) << ", \"loss\": " << trainer_->first_loss();
     return text.str();
+  }
+
+  std::string rounded(std::istream& words) {
+    std::int64_t bytes = 0;
+    int count = 0;
+    words >> bytes >> count;
+    const auto buffer = world_.allocate({bytes / 4}, torch::kFloat);
+    buffer.normal_();
+    constexpr std::array kWays = {convoy::Rounding::kNone, convoy::Rounding::kF16,
+                                  convoy::Rounding::kBF16};
+    std::array<std::vector<double>, kWays.size()> times;
+    for (int i = -3; i < count; ++i) {  // three to warm up
+      for (std::size_t k = 0; k < kWays.size(); ++k) {
+        const std::size_t way = (k + static_cast<std::size_t>(i + 3)) % kWays.size();
+        world_.barrier();
+        const auto start = Clock::now();
+        world_.all_reduce(buffer, {.op = convoy::ReduceOp::kAvg, .rounding = kWays[way]});
+        const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+        const auto slowest = torch::full({1}, elapsed.count(), torch::kDouble);
+        world_.all_reduce(slowest, {.op = convoy::ReduceOp::kMax});
+        if (i >= 0) times[way].push_back(slowest.item<double>());
+      }
+    }
+    return "\"plain\": " + list_of(times[0]) + ", \"f16\": " + list_of(times[1]) +
+           ", \"bf16\": " + list_of(times[2]);
   }
 
   std::string pairs(std::istream& words) {

@@ -7,8 +7,10 @@
   the bound.
 - memory: the peak over time of the sum of PSS over ranks, divided by ranks, from the moment before
   the model is made, in a run of its own that is not timed. For `gloo-best` the least of its modes.
-- cost: what find_unused_parameters, and wrapping at world size 1, add to a step: two models in one
-  process that take turns; the median of the ratios of pairs.
+- cost: what find_unused_parameters, wrapping at world size 1, and the fp16 and bf16 hooks add to a
+  step, and what the optimizer in backward takes from it: two models in one process that take turns;
+  the median of the ratios of pairs.
+- rounded: means of a bucket that are rounded to 16 bits on the way, beside plain ones, in turns.
 - allocator: steps of the bare model in one process, with libtorch's allocator (also with huge
   pages, THP_MEM_ALLOC_ENABLE=1) and with ours.
 - observe: what our own measuring takes of a step, as time inside of our code.
@@ -35,12 +37,17 @@ GLOO_MODES = ["default", "view", "static", "view+static"]
 COSTS = [
     ("gpt-52m", 2, "find_unused_parameters", "ddp", 1.03),
     ("gpt-10m", 1, "ddp", "bare", 1.02),
+    ("mlp-100m", 2, "fp16", "ddp", 1.05),
+    ("mlp-100m", 2, "bf16", "ddp", 1.05),
+    ("mlp-100m", 2, "in_backward", "ddp", 1.0),
 ]
 # Most of stock libtorch's time, and of its time with huge pages, that a step takes with our allocator.
 ALLOCATOR_BARS = {"mlp-100m": (0.6, 0.95)}
 ALLOCATORS = {"stock": {"THP_MEM_ALLOC_ENABLE": "0"}, "huge-pages": {"THP_MEM_ALLOC_ENABLE": "1"},
               "ours": {"THP_MEM_ALLOC_ENABLE": "0", "CONVOY_ALLOCATOR": "1"}}
 OBSERVED = ("gpt-10m", 2, 0.01)  # model, ranks, most of a step
+ROUNDED_BYTES = [1 << 20, 25 << 20, 100 << 20]
+ROUNDED_BAR = 1.05
 SAMPLE_SECONDS = 0.01
 
 
@@ -52,7 +59,8 @@ def main():
     parser.add_argument("--steps", type=int, help="of one turn; 5")
     parser.add_argument("--pairs", type=int, help="of steps, for costs; 40")
     parser.add_argument("--models", default=",".join(STEP_BARS), help="%(default)s")
-    parser.add_argument("--parts", default="step,memory,cost,allocator,observe", help="%(default)s")
+    parser.add_argument("--parts", default="step,memory,cost,rounded,allocator,observe",
+                        help="%(default)s")
     parser.add_argument("--launch", nargs="+", choices=["early", "late"], default=[],
                         help="when our buckets go, instead of the default; both: beside each other")
     parser.add_argument("--pin", action="store_true", help="ranks to cores of their own, all sides")
@@ -81,6 +89,8 @@ def main():
             bench.allocator(model)
     if "observe" in options.parts and OBSERVED[0] in models:
         bench.observe(*OBSERVED)
+    if "rounded" in options.parts:
+        bench.rounded()
     sides.write_records(bench.records, options.json)
     print("\nBars:")
     for met, text in bench.bars:
@@ -220,6 +230,22 @@ class Bench:
               flush=True)
         self.record(model, "observing", "step", ranks, own, step, cost=round(own / step, 6))
         self.bar(own / step, most, f"{model}, {ranks} ranks: observing, of a step")
+
+    def rounded(self):
+        side = self.ours("default", self.options.ranks)
+        try:
+            for size in ROUNDED_BYTES:
+                times = side.run(("rounded", size, self.options.pairs))
+                for kind in ["f16", "bf16"]:
+                    ratio = median(b / a for a, b in zip(times["plain"], times[kind]))
+                    us, plain = median(times[kind]), median(times["plain"])
+                    print(f"{size >> 20} MB rounded to {kind}: {us:.0f} us, plain {plain:.0f} us, "
+                          f"{ratio - 1:+.2%}", flush=True)
+                    self.record("-", f"rounded to {kind}", "plain", side.ranks, us, plain,
+                                bytes=size, cost=round(ratio - 1, 4))
+                    self.bar(ratio, ROUNDED_BAR, f"{size >> 20} MB rounded to {kind} beside plain")
+        finally:
+            side.close()
 
     def record(self, model, mode, peer, ranks, us=None, their_us=None, mb=None, their_mb=None,
                setting="", **more):

@@ -23,10 +23,13 @@
 #include "convoy/work.h"
 
 // Data parallel training.
+#include "convoy/averager.h"
 #include "convoy/ddp.h"
 #include "convoy/ddp_stats.h"
 #include "convoy/hooks.h"
 #include "convoy/join.h"
+#include "convoy/mixed_precision.h"
+#include "convoy/optimizer_in_backward.h"
 #include "convoy/reducer.h"
 #include "convoy/sync_batch_norm.h"
 #include "convoy/tensors_in.h"

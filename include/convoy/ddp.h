@@ -2,12 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "convoy/group.h"
 #include "convoy/hooks.h"
 #include "convoy/join.h"
+#include "convoy/mixed_precision.h"
 #include "convoy/reducer.h"
 #include "convoy/tensors_in.h"
 
@@ -56,6 +59,8 @@ struct DdpOptions {
   // Parameters that travel after all others, in buckets of their own.
   std::vector<std::string> delay_all_reduce_named_params = {};
   std::vector<ParameterGroup> parameter_groups = {};
+  // Compute and communicate with less than the parameters' own precision.
+  std::optional<MixedPrecision> mixed_precision = {};
 
   // All of it but parameter_groups, for a checkpoint or another process: lines of text.
   std::string to_text() const;
@@ -65,6 +70,8 @@ struct DdpOptions {
   void save(torch::serialize::OutputArchive& archive) const;
   static DdpOptions load(torch::serialize::InputArchive& archive);
 };
+
+class LowPrecisionCopies;  // opaque
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // Takes the place of the broadcast of buffers: communicates over `group` and writes into them.
@@ -92,6 +99,8 @@ class DdpCore {
   void set_static_graph();
   void set_sample_rate(std::uint64_t rate);
   DdpStats stats() const;
+  // The type that tensors on their way into forward become, if any.
+  std::optional<at::ScalarType> input_type() const;
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
@@ -104,6 +113,8 @@ class DdpCore {
   void run_buffer_sync();
   void sync_buffers_from(int root);
   std::shared_ptr<JoinContext> join() const;
+  void cast_buffers(at::ScalarType type);
+  std::string error_in(const MixedPrecision& mixed) const;
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
@@ -114,7 +125,34 @@ class DdpCore {
   at::Tensor staging_;  // of buffers on their way
   std::weak_ptr<JoinContext> join_;
   const Joinable* join_self_ = nullptr;
+  // Shared with the reducer's watch.
+  std::shared_ptr<LowPrecisionCopies> copies_;
+  bool lowered_here_ = false;  // by this forward
 };
+
+namespace detail {
+
+// An argument of forward: a copy with its tensors cast, if it can be copied and they can be found;
+// otherwise the argument as it is.
+template <class Arg>
+class CastArgument {
+ public:
+  CastArgument(Arg&& arg, at::ScalarType type) : held_(static_cast<Arg&&>(arg)) {
+    if constexpr (kCopies) {
+      for_each_tensor(held_, [type](at::Tensor& tensor) {
+        if (tensor.defined() && c10::isFloatingType(tensor.scalar_type())) tensor = tensor.to(type);
+      });
+    }
+  }
+  Arg&& get() { return static_cast<Arg&&>(held_); }
+
+ private:
+  using Value = std::remove_cvref_t<Arg>;
+  static constexpr bool kCopies = std::copy_constructible<Value> && kOwnsItsTensors<Value>;
+  std::conditional_t<kCopies, Value, Arg&&> held_;
+};
+
+}  // namespace detail
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:
 //
@@ -144,10 +182,10 @@ class DistributedDataParallel : public Joinable {
   // The module's forward. What it returns may be or hold tensors: see convoy/tensors_in.h.
   template <class... Args>
   auto forward(Args&&... args) {
-    core_.before_forward();
-    auto output = module_->forward(std::forward<Args>(args)...);
-    core_.after_forward(tensors_in(output));
-    return output;
+    if (const auto type = core_.input_type()) {
+      return run(detail::CastArgument<Args>(std::forward<Args>(args), *type).get()...);
+    }
+    return run(std::forward<Args>(args)...);
   }
   template <class... Args>
   auto operator()(Args&&... args) {
@@ -217,6 +255,14 @@ class DistributedDataParallel : public Joinable {
   }
 
  private:
+  template <class... Args>
+  auto run(Args&&... args) {
+    core_.before_forward();
+    auto output = module_->forward(std::forward<Args>(args)...);
+    core_.after_forward(tensors_in(output));
+    return output;
+  }
+
   std::shared_ptr<Module> module_;
   DdpCore core_;
 };

@@ -34,6 +34,7 @@ struct ReduceOptions {
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;  // of kPremulSum
   std::chrono::milliseconds timeout{0};
+  Rounding rounding = Rounding::kNone;  // kUnsupported unless ranks share memory, see can_round()
 };
 struct RootOptions {
   int root = 0;
@@ -103,6 +104,8 @@ class ProcessGroup {
   // This rank's number among the ranks of its host, and how many these are. As hosts().
   int local_rank() const;
   int local_size() const;
+  // Whether its reductions take a Rounding: the ranks share memory, and nothing has to be encoded.
+  bool can_round() const;
 
   // --- collectives ---
   // In place: tensor = op over all ranks.

@@ -50,6 +50,9 @@ class GradBucket {
   // same at every step until the layout changes (parameters frozen or thawed, another group).
   std::size_t index() const { return index_; }
   std::size_t count() const { return count_; }
+  // Number of this backward among all that this reducer reduced, also those that failed: 1, 2, ...,
+  // the same on all ranks.
+  std::uint64_t backward() const { return backward_; }
   // No bucket after it goes through the hook in this backward. (In the one that notices thawed
   // parameters, those follow in buckets of their own.)
   bool is_last() const { return is_last_; }
@@ -70,6 +73,7 @@ class GradBucket {
   friend struct BucketAccess;
 
   std::size_t index_ = 0, count_ = 1;
+  std::uint64_t backward_ = 1;
   bool is_last_ = true;
   at::Tensor buffer_;
   std::vector<at::Tensor> slots_;
@@ -105,6 +109,18 @@ class HookResult {
 // An exception fails this backward on every rank.
 using CommHook = std::function<HookResult(const GradBucket&)>;
 
+// Takes the gradients of some parameters when they have been reduced, in place of `.grad`; an
+// optimizer, for example. See Reducer::register_consumer().
+struct GradConsumer {
+  std::vector<bool> takes;  // by number of the parameter; what is beyond its end is not taken
+  bool keeps = false;       // gradients become `.grad` all the same; otherwise that is undefined
+  // Called at the end of each backward that went well on all ranks, with all its buckets and with
+  // the parameters that some rank has used: gradients of others have no meaning. Must do the same
+  // on all ranks. If it throws, the group is aborted.
+  std::function<void(const std::vector<GradBucket>& buckets, const std::vector<bool>& used)>
+      function;
+};
+
 // When buckets travel: as soon as they are complete, or at the end of backward. kAuto: early, if
 // this host has cores that do not compute.
 enum class Launch { kAuto, kEarly, kLate };
@@ -136,6 +152,9 @@ struct ReducerOptions {
   // them, which names the first parameter and the ranks. 0: never, but with CONVOY_DEBUG=detail
   // 100.
   std::uint64_t check_replicas_every = 0;
+  // Floating-point gradients travel in this type, whatever theirs is; `.grad` becomes the
+  // parameters' own type.
+  std::optional<at::ScalarType> reduce_dtype = {};
   std::vector<std::string> names = {};       // of the parameters; empty: their numbers
   std::vector<std::size_t> sparse = {};      // parameters whose gradients are sparse
   std::vector<std::size_t> delayed = {};     // these travel last, in buckets of their own
@@ -214,6 +233,14 @@ class Reducer : public Joinable {
   // travel in the next round. 1-D, integers, the same on all ranks; a gradient with another row is
   // an error on all of them. kInvalidArgument for names that are none of sparse parameters.
   void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows);
+  // Outside of backwards, on all ranks. kInvalidArgument for a parameter that is taken already,
+  // kUnsupported for one whose gradients are sparse. Does not communicate.
+  void register_consumer(GradConsumer consumer);
+  // `begins` is called at the start of each backward of this reducer's, `ends` when autograd is
+  // through with it, also when it failed: before gradients are written back, or with kAdds, if they
+  // were only added to this rank's. Once.
+  enum class BackwardEnd { kReduces, kAdds };
+  void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends);
   // From the next backward on; the kind must be the same on all ranks. Does not communicate.
   void set_reduce(GradReduce reduce);
 

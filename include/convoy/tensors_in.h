@@ -2,10 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <concepts>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -57,6 +61,33 @@ concept Plain = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::same_as<T, 
                 std::same_as<T, std::vector<bool>> || std::is_empty_v<T>;
 template <class T>
 inline constexpr bool kUndescribed = false;
+
+// True of types that hold the tensors in them by value, so that those of a copy are its own: what
+// ForEachTensor knows, without pointers and views.
+template <class T>
+inline constexpr bool kOwnsItsTensors = false;
+struct NoTensors {
+  void operator()(at::Tensor&) const;
+};
+template <class T>
+  requires(std::same_as<T, at::Tensor> || lookup::Described<T, NoTensors> || Plain<T>)
+inline constexpr bool kOwnsItsTensors<T> = true;
+template <class T, class... More>
+inline constexpr bool kOwnsItsTensors<std::vector<T, More...>> = kOwnsItsTensors<T>;
+template <class T, std::size_t n>
+inline constexpr bool kOwnsItsTensors<std::array<T, n>> = kOwnsItsTensors<T>;
+template <class T>
+inline constexpr bool kOwnsItsTensors<std::optional<T>> = kOwnsItsTensors<T>;
+template <class A, class B>
+inline constexpr bool kOwnsItsTensors<std::pair<A, B>> =
+    kOwnsItsTensors<std::remove_const_t<A>> && kOwnsItsTensors<B>;
+template <class... Parts>
+inline constexpr bool kOwnsItsTensors<std::tuple<Parts...>> = (kOwnsItsTensors<Parts> && ...);
+template <class... Parts>
+inline constexpr bool kOwnsItsTensors<std::variant<Parts...>> = (kOwnsItsTensors<Parts> && ...);
+template <class T>
+  requires requires { typename T::mapped_type; }
+inline constexpr bool kOwnsItsTensors<T> = kOwnsItsTensors<typename T::mapped_type>;
 
 struct ForEachTensor {
   template <class T, class F>

@@ -19,8 +19,9 @@ class CallMaker::Builder {
   }
 
   void reduction(const ReduceOptions& options) {
-    check_reduction(call_.signature.type, options.op);
+    check_reduction(call_.signature.type, options.op, options.rounding);
     call_.signature.reduce = options.op;
+    call_.signature.rounding = options.rounding;
     call_.signature.factor = std::bit_cast<std::uint64_t>(options.factor);
   }
   void root(int root) {

@@ -58,6 +58,7 @@ std::string Signature::to_string() const {
   text += coll::to_string(type);
   if (pieces > 1) text += concat(" in ", pieces, " pieces");
   if (reduces(op)) text += concat(", ", coll::to_string(reduce));
+  if (rounding != Rounding::kNone) text += concat(", rounded to ", coll::to_string(rounding));
   if (has_root(op)) text += concat(", root ", root);
   if (tag != 0) text += concat(", tag ", tag);
   return text + ")";

@@ -44,7 +44,7 @@ struct Signature {
   OpKind op = OpKind::kNone;
   DataType type = DataType::kU8;
   ReduceOp reduce = ReduceOp::kSum;
-  std::uint8_t reserved = 0;
+  Rounding rounding = Rounding::kNone;
   std::uint16_t root = 0;
   std::uint16_t pieces = 0;  // of a coalesced operation
   std::uint64_t count = 0;   // elements: of the buffer, or of each rank's part of it

@@ -49,7 +49,8 @@ Reduction Call::reduction(int ranks) const {
   return {.type = signature.type,
           .op = signature.reduce,
           .ranks = ranks,
-          .factor = std::bit_cast<double>(signature.factor)};
+          .factor = std::bit_cast<double>(signature.factor),
+          .rounding = signature.rounding};
 }
 
 Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)

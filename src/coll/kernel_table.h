@@ -25,7 +25,8 @@ struct ReduceJob {
 using ReduceFunction = void (*)(const ReduceJob& job);
 
 struct KernelTable {
-  ReduceFunction reduce[kDataTypes][kReduceOps];  // null: no meaning
+  ReduceFunction reduce[kDataTypes][kReduceOps];   // null: no meaning
+  ReduceFunction rounded[kRoundings][kReduceOps];  // of f32; the first row is empty
   void (*stream_copy)(std::byte* target, const std::byte* source, std::size_t bytes);
 };
 

@@ -17,7 +17,22 @@ bool in_range(DataType type, ReduceOp op) {
   return static_cast<int>(type) < kDataTypes && static_cast<int>(op) < kReduceOps;
 }
 
-ReduceFunction find(const KernelTable& kernels, DataType type, ReduceOp op) {
+ReduceFunction find_rounded(const KernelTable& kernels, DataType type, ReduceOp op,
+                            Rounding rounding) {
+  const bool known = in_range(type, op) && static_cast<int>(rounding) < kRoundings;
+  const ReduceFunction function =
+      known && type == DataType::kF32
+          ? kernels.rounded[static_cast<int>(rounding)][static_cast<int>(op)]
+          : nullptr;
+  if (function == nullptr) [[unlikely]] {
+    fail(ErrorKind::kInvalidArgument, "only sums and averages of f32 can be rounded to ",
+         to_string(rounding), ", not the ", to_string(op), " of ", to_string(type), " elements");
+  }
+  return function;
+}
+
+ReduceFunction find(const KernelTable& kernels, DataType type, ReduceOp op, Rounding rounding) {
+  if (rounding != Rounding::kNone) return find_rounded(kernels, type, op, rounding);
   const ReduceFunction function =
       in_range(type, op) ? kernels.reduce[static_cast<int>(type)][static_cast<int>(op)] : nullptr;
   if (function == nullptr) [[unlikely]]
@@ -27,11 +42,14 @@ ReduceFunction find(const KernelTable& kernels, DataType type, ReduceOp op) {
 
 }  // namespace
 
-void check_reduction(DataType type, ReduceOp op) { find(kPortableKernels, type, op); }
+void check_reduction(DataType type, ReduceOp op, Rounding rounding) {
+  find(kPortableKernels, type, op, rounding);
+}
 
 void reduce(const Reduction& reduction, std::span<const std::byte* const> sources,
             std::span<std::byte* const> targets, std::size_t count, StoreHint hint) {
-  const ReduceFunction function = find(active_kernels(), reduction.type, reduction.op);
+  const ReduceFunction function =
+      find(active_kernels(), reduction.type, reduction.op, reduction.rounding);
   if (sources.empty()) fail(ErrorKind::kInvalidArgument, "reduce: there is no source");
   if (reduction.ranks < 1) {
     fail(ErrorKind::kInvalidArgument, "reduce: ranks is ", reduction.ranks, ", must be at least 1");

@@ -21,12 +21,15 @@ namespace convoy::coll {
 // - Integers wrap modulo 2^n. kAvg of integers divides the wrapped sum and truncates toward zero.
 // - kBool: sum, max, bor are OR; product, min, band are AND; bxor is XOR.
 // - Complex products are (ac - bd, ad + bc), with no special treatment of infinities.
+// - With a Rounding, which only sums and averages of f32 can have, sources and result are rounded
+//   as if they were stored in that format.
 // - The rounding mode and flush-to-zero setting of the calling thread apply.
 struct Reduction {
   DataType type = DataType::kF32;
   ReduceOp op = ReduceOp::kSum;
   int ranks = 1;      // divisor of kAvg, at least 1
   double factor = 1;  // of kPremulSum, rounded to the type in which sources are combined
+  Rounding rounding = Rounding::kNone;
 };
 
 enum class StoreHint {
@@ -42,8 +45,8 @@ constexpr StoreHint hint_for_output(std::size_t bytes) {
 
 // Throws kInvalidArgument naming type and operation where the combination has no meaning: bitwise
 // operations on floats and complex, min and max on complex, avg on bool, premul_sum on integers and
-// bool.
-void check_reduction(DataType type, ReduceOp op);
+// bool, rounding of anything but sums and averages of f32.
+void check_reduction(DataType type, ReduceOp op, Rounding rounding = Rounding::kNone);
 
 // targets[t][k] = op over s of sources[s][k], combined in index order, for all t and k < count.
 // A target may be exactly one of the sources; no other overlap is allowed. Addresses need no

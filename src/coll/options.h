@@ -48,6 +48,7 @@ struct ReduceOptions {
   double factor = 1;  // of kPremulSum
   std::chrono::nanoseconds timeout{0};
   std::uint64_t tag = 0;
+  Rounding rounding = Rounding::kNone;  // in shared memory only
 };
 
 }  // namespace convoy::coll

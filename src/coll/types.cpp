@@ -61,6 +61,16 @@ std::string_view to_string(ReduceOp op) {
   return kOps[index];
 }
 
+std::string_view to_string(Rounding rounding) {
+  constexpr std::array<std::string_view, kRoundings> kNames = {"none", "f16", "bf16"};
+  const auto index = static_cast<std::size_t>(rounding);
+  if (index >= kNames.size()) {
+    fail(ErrorKind::kInvalidArgument, "unknown rounding ", index, " (known: 0 to ",
+         kNames.size() - 1, ")");
+  }
+  return kNames[index];
+}
+
 std::string describe_elements(std::size_t bytes, DataType type) {
   return concat(bytes / size_of(type), " x ", to_string(type));
 }

@@ -34,6 +34,8 @@ inline constexpr int kDataTypes = 17;
 
 using convoy::ReduceOp;  // its values are part of the fingerprint too
 inline constexpr int kReduceOps = 9;
+using convoy::Rounding;  // and so are these
+inline constexpr int kRoundings = 3;
 
 // Elements in memory: one of several buffers of an operation.
 struct Piece {
@@ -48,5 +50,7 @@ std::string describe_elements(std::size_t bytes, DataType type);
 std::string_view to_string(DataType type);
 // "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum".
 std::string_view to_string(ReduceOp op);
+// "none", "f16", "bf16".
+std::string_view to_string(Rounding rounding);
 
 }  // namespace convoy::coll

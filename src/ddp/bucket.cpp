@@ -46,14 +46,14 @@ at::Tensor allocate_for(const ProcessGroup& group, std::int64_t elements,
 }
 
 Bucket make_bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters,
-                   std::vector<std::size_t> indices) {
+                   std::vector<std::size_t> indices, at::ScalarType type) {
   CONVOY_CHECK(!indices.empty());
   Bucket bucket;
   std::int64_t elements = 0;
   for (const std::size_t i : indices) elements += parameters[i].numel();
   const at::Tensor& first = parameters[indices[0]];
-  bucket.buffer = allocate_for(group, elements,
-                               at::TensorOptions().dtype(first.dtype()).device(first.device()));
+  bucket.buffer =
+      allocate_for(group, elements, at::TensorOptions().dtype(type).device(first.device()));
   std::int64_t offset = 0;
   for (const std::size_t i : indices) {
     bucket.slots.push_back(alias(bucket.buffer, offset, parameters[i]));
@@ -65,12 +65,13 @@ Bucket make_bucket(const ProcessGroup& group, const std::vector<at::Tensor>& par
 }
 
 GradBucket BucketAccess::make(const std::vector<Bucket>& buckets, std::size_t index,
-                              const std::vector<at::Tensor>& parameters,
-                              const ProcessGroup& group) {
+                              const std::vector<at::Tensor>& parameters, const ProcessGroup& group,
+                              std::uint64_t backward) {
   const Bucket& bucket = buckets[index];
   GradBucket made;
   made.index_ = index;
   made.count_ = buckets.size();
+  made.backward_ = backward;
   made.is_last_ = std::all_of(buckets.begin() + static_cast<std::ptrdiff_t>(index) + 1,
                               buckets.end(), [](const Bucket& other) { return other.skipped; });
   made.buffer_ = bucket.buffer;

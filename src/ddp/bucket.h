@@ -35,12 +35,13 @@ at::Tensor allocate_for(const ProcessGroup& group, std::int64_t elements,
                         const at::TensorOptions& options);
 // Memory for the gradients of these of the parameters.
 Bucket make_bucket(const ProcessGroup& group, const std::vector<at::Tensor>& parameters,
-                   std::vector<std::size_t> indices);
+                   std::vector<std::size_t> indices, at::ScalarType type);
 
 // Fills a GradBucket, whose members are nobody else's.
 struct BucketAccess {
   static GradBucket make(const std::vector<Bucket>& buckets, std::size_t index,
-                         const std::vector<at::Tensor>& parameters, const ProcessGroup& group);
+                         const std::vector<at::Tensor>& parameters, const ProcessGroup& group,
+                         std::uint64_t backward);
 };
 
 }  // namespace convoy

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "convoy/sync_batch_norm.h"
 #include "ddp/join_context.h"
+#include "ddp/mixed_precision.h"
 #include "ddp/module_parameters.h"
 #include "ddp/reducer_impl.h"
 
@@ -19,7 +20,11 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
   if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
   if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
   auto found = find_parameters(*module_, options_);
+  const auto mixed = options_.mixed_precision.value_or(MixedPrecision{});
+  if (found.error.empty()) found.error = error_in(mixed);
+  found.must_agree.push_back(describe(mixed));
   ReducerOptions more = reducer_options();
+  more.reduce_dtype = mixed.reduce_dtype ? mixed.reduce_dtype : mixed.param_dtype;
   more.names = std::move(found.names);
   more.sparse = std::move(found.sparse);
   more.delayed = std::move(found.delayed);
@@ -31,7 +36,31 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
     for (const auto& [name, buffer] : buffers()) all.push_back(buffer);
     broadcast_coalesced(group_, all);
   }
+  if (mixed.buffer_dtype) cast_buffers(*mixed.buffer_dtype);
+  if (mixed.param_dtype) {
+    copies_ = std::make_shared<LowPrecisionCopies>(found.parameters, *mixed.param_dtype);
+    // What is reduced is cast on its way back.
+    reducer_->watch_backward([copies = copies_] { copies->lower_again(); },
+                             [copies = copies_](Reducer::BackwardEnd end) {
+                               copies->restore(end == Reducer::BackwardEnd::kAdds
+                                                   ? CastGradients::kAll
+                                                   : CastGradients::kSparse);
+                             });
+  }
   make_parameter_groups();
+}
+
+// What is wrong with the types; empty: nothing.
+std::string DdpCore::error_in(const MixedPrecision& mixed) const {
+  if (options_.mixed_precision && !options_.parameter_groups.empty()) {
+    return "mixed_precision and parameter_groups exclude each other";
+  }
+  try {
+    check_mixed_precision(mixed);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return {};
 }
 
 ReducerOptions DdpCore::reducer_options() const {
@@ -76,7 +105,21 @@ NamedTensors DdpCore::buffers() const {
   return found;
 }
 
+void DdpCore::cast_buffers(at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, buffer] : buffers()) {
+    if (is_cast(buffer, type)) buffer.set_data(buffer.detach().to(type));
+  }
+}
+
+std::optional<at::ScalarType> DdpCore::input_type() const {
+  if (!copies_ || !options_.mixed_precision->cast_forward_inputs) return std::nullopt;
+  return options_.mixed_precision->param_dtype;
+}
+
 void DdpCore::before_forward() {
+  // Without a backward to come, after_forward() puts the parameters back.
+  lowered_here_ = copies_ && copies_->lower();
   if (!at::GradMode::is_enabled()) return;
   reducer_->before_forward();
   for (const auto& other : others_) other->before_forward();
@@ -87,7 +130,10 @@ void DdpCore::before_forward() {
 }
 
 void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
-  if (!at::GradMode::is_enabled()) return;
+  if (!at::GradMode::is_enabled()) {
+    if (lowered_here_) copies_->restore();
+    return;
+  }
   ReducerAccess::impl(*reducer_)->timeline().forward_ends();
   if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
   std::vector<at::Tensor> tensors;
@@ -167,7 +213,14 @@ DdpStats DdpCore::stats() const {
   return data;
 }
 
-void DdpCore::save(torch::serialize::OutputArchive& archive) const { module_->save(archive); }
-void DdpCore::load(torch::serialize::InputArchive& archive) { module_->load(archive); }
+// A forward without a backward has left copies of the parameters in place.
+void DdpCore::save(torch::serialize::OutputArchive& archive) const {
+  if (copies_) copies_->restore();
+  module_->save(archive);
+}
+void DdpCore::load(torch::serialize::InputArchive& archive) {
+  if (copies_) copies_->restore();
+  module_->load(archive);
+}
 
 }  // namespace convoy

@@ -49,6 +49,15 @@ auto flags(Options& o) {
   };
 }
 
+template <class Mixed>
+auto types(Mixed& mixed) {
+  return std::map<std::string, decltype(&mixed.param_dtype)>{
+      {"param_dtype", &mixed.param_dtype},
+      {"reduce_dtype", &mixed.reduce_dtype},
+      {"buffer_dtype", &mixed.buffer_dtype},
+  };
+}
+
 GradReduce reduce_of(const std::string& kind, double samples, const std::string& line) {
   if (kind == "mean") return GradReduce::kMean;
   if (kind == "sum") return GradReduce::kSum;
@@ -80,6 +89,12 @@ std::string DdpOptions::to_text() const {
   out << "nonfinite " << static_cast<int>(nonfinite) << "\n";
   out << "check_replicas_every " << check_replicas_every << "\n";
   out << "buffer_sync " << static_cast<int>(buffer_sync) << "\n";
+  if (mixed_precision) {
+    out << "cast_forward_inputs " << (mixed_precision->cast_forward_inputs ? 1 : 0) << "\n";
+    for (const auto& [name, type] : types(*mixed_precision)) {
+      if (*type) out << name << " " << static_cast<int>(**type) << "\n";
+    }
+  }
   for (const std::string& name : ignore) out << "ignore " << name << "\n";
   for (const std::string& name : delay_all_reduce_named_params) {
     out << "delay_all_reduce_named_params " << name << "\n";
@@ -117,6 +132,11 @@ DdpOptions DdpOptions::from_text(const std::string& text) {
       made.check_replicas_every = number<std::uint64_t>(value, line);
     } else if (name == "buffer_sync") {
       made.buffer_sync = choice<BufferSync>(value, 2, line);
+    } else if (name == "cast_forward_inputs") {  // the first of them
+      made.mixed_precision.emplace().cast_forward_inputs = choice<int>(value, 2, line) != 0;
+    } else if (made.mixed_precision && types(*made.mixed_precision).contains(name)) {
+      *types(*made.mixed_precision)[name] =
+          choice<c10::ScalarType>(value, static_cast<int>(c10::ScalarType::NumOptions), line);
     } else if (name == "ignore") {
       made.ignore.push_back(value);
     } else if (name == "delay_all_reduce_named_params") {

@@ -17,15 +17,11 @@
 #include "convoy/hooks.h"
 
 namespace convoy {
-namespace {
 
-// Ours. Gloo has no mean, and NCCL's rounds in another way: for them gradients are divided before.
 bool averages(const ProcessGroup& group) {
   const std::string name = group.backend_name();
   return name == "convoy" || name == "mpi";
 }
-
-}  // namespace
 
 HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
                          const GradReduce& reduce, double weight) {

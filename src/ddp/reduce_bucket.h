@@ -9,6 +9,10 @@
 
 namespace convoy {
 
+// True of ours. Gloo has no mean, and NCCL's rounds in another way: for them gradients are divided
+// before.
+bool averages(const ProcessGroup& group);
+
 // Starts the reduction of a flat buffer in place. `weight` is of kWeighted: this rank's share of
 // all samples.
 HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,

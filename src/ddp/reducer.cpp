@@ -89,6 +89,7 @@ void Reducer::Impl::check() {
     require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "parameter ", name,
             " has elements that share memory");
     trains |= tensor.requires_grad();
+    parameters_[i].type = tensor.scalar_type();
   }
   for (const std::size_t i : options_.sparse) {
     require(i < count && tensors_[i].dim() > 0, "parameter ", i, " cannot be sparse");
@@ -122,6 +123,9 @@ std::vector<std::string> Reducer::Impl::description() const {
   lines.push_back(concat("option reduce: ", static_cast<int>(options_.reduce.kind())));
   lines.push_back(concat("option nonfinite: ", static_cast<int>(options_.nonfinite),
                          ", check_replicas_every: ", options_.check_replicas_every));
+  if (options_.reduce_dtype) {
+    lines.push_back(concat("option reduce_dtype: ", *options_.reduce_dtype));
+  }
   lines.insert(lines.end(), options_.must_agree.begin(), options_.must_agree.end());
   return lines;
 }
@@ -233,6 +237,7 @@ bool Reducer::Impl::enter(Sink* sink) {
     at_end_of_backward([self] { self->end(); },
                        [self](const std::string& cause) { self->failed(cause); });
     in_backward_ = true;
+    if (begins_) begins_();
     syncing_ = paused_ == 0;
     set_sums_aside();
     if (syncing_) {
@@ -353,8 +358,13 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
                 "same in every step)");
 }
 
-void Reducer::Impl::end() {
+void Reducer::Impl::leave() {
   in_backward_ = false;
+  if (ends_) ends_(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
+}
+
+void Reducer::Impl::end() {
+  leave();
   if (!syncing_) return;
   const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;
   const auto left_out = may_be_unused ? std::vector<std::size_t>{} : missing();
@@ -371,9 +381,9 @@ void Reducer::Impl::end() {
 }
 
 void Reducer::Impl::failed(const std::string& cause) {
-  in_backward_ = false;
-  if (!syncing_ || !open_) return;
   try {
+    leave();
+    if (!syncing_ || !open_) return;
     const std::string line = cause.substr(0, cause.find('\n'));
     if (!alone_) {
       log_error("backward ", stats_.backwards + 1, " failed on rank ", group_.rank(), " of ", size_,
@@ -411,6 +421,12 @@ void Reducer::before_forward() { impl_->before_forward(); }
 bool Reducer::is_paused() const { return impl_->is_paused(); }
 void Reducer::sync_gradients() { impl_->sync_gradients(); }
 void Reducer::register_comm_hook(CommHook hook) { impl_->register_comm_hook(std::move(hook)); }
+void Reducer::register_consumer(GradConsumer consumer) {
+  impl_->register_consumer(std::move(consumer));
+}
+void Reducer::watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends) {
+  impl_->watch_backward(std::move(begins), std::move(ends));
+}
 void Reducer::set_reduce(GradReduce reduce) { impl_->set_reduce(reduce); }
 const std::vector<at::Tensor>& Reducer::parameters() const { return impl_->tensors(); }
 const ProcessGroup& Reducer::group() const { return impl_->group(); }

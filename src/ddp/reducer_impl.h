@@ -48,6 +48,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<at::Tensor> after_forward(at::TensorList outputs, Forward forward);
   void sync_gradients();
   void register_comm_hook(CommHook hook);
+  void register_consumer(GradConsumer consumer);
+  void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends) {
+    begins_ = std::move(begins);
+    ends_ = std::move(ends);
+  }
   void set_reduce(GradReduce reduce);
   void pause(int change);
 
@@ -86,9 +91,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   struct Parameter {
     std::string name;
+    at::ScalarType type = at::kFloat;  // of the parameter itself, whatever it computes with
     bool sparse = false, delayed = false;
-    bool active = false;  // required a gradient when last looked at
-    NodePtr accumulator;  // which the tensor itself does not keep alive
+    bool taken = false, dropped = false;  // by a consumer; and then `.grad` is undefined
+    bool active = false;                  // required a gradient when last looked at
+    NodePtr accumulator;                  // which the tensor itself does not keep alive
     std::uintptr_t hook = 0;
     std::size_t bucket = kNone, slot = 0;
 
@@ -120,6 +127,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   bool enter(Sink* sink);
   void set_sums_aside();
   void on_gradient(std::size_t index, bool defined);
+  void leave();
   void end();
   void failed(const std::string& cause);
   std::vector<NodePtr> waiting_sinks(const std::set<std::uint64_t>* of_forwards = nullptr);
@@ -176,6 +184,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<std::vector<std::size_t>> plan(bool delayed) const;
   void lay_out();
   void add_buckets();
+  at::ScalarType travels_as(std::size_t index) const;
+  void consume();
   void place(Bucket&& bucket);
   std::uint64_t layout_hash() const;
 
@@ -192,6 +202,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   const std::shared_ptr<const void> enlisted_;
   std::uint64_t serial_ = 0;  // the same on all ranks, another for each reducer
   CommHook hook_;
+  std::vector<GradConsumer> consumers_;
+  std::function<void()> begins_;
+  std::function<void(BackwardEnd)> ends_;
   ProcessGroup hook_group_;  // none: to be made by the next round
   std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
   std::string mixed_;  // a parameter whose summed gradient was added to behind our back

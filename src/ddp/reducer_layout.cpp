@@ -61,9 +61,10 @@ void Reducer::Impl::agree_on_order() {
 
 std::vector<std::vector<std::size_t>> Reducer::Impl::plan(bool delayed) const {
   std::vector<PlanItem> items;
-  for (const at::Tensor& tensor : tensors_) {
-    items.push_back({tensor.scalar_type(), tensor.device(),
-                     tensor.numel() * static_cast<std::int64_t>(tensor.element_size())});
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const at::ScalarType type = travels_as(i);
+    items.push_back({type, tensors_[i].device(),
+                     tensors_[i].numel() * static_cast<std::int64_t>(c10::elementSize(type))});
   }
   std::vector<std::size_t> chosen;
   for (const std::size_t i : order_) {
@@ -88,11 +89,19 @@ void Reducer::Impl::lay_out() {
   }
 }
 
+at::ScalarType Reducer::Impl::travels_as(std::size_t index) const {
+  const at::ScalarType own = parameters_[index].type;
+  return options_.reduce_dtype && c10::isFloatingType(own) ? *options_.reduce_dtype : own;
+}
+
 // For the parameters that are in none.
 void Reducer::Impl::add_buckets() {
   const at::NoGradGuard no_grad;
   for (const bool delayed : {false, true}) {
-    for (auto& list : plan(delayed)) place(make_bucket(group_, tensors_, std::move(list)));
+    for (auto& list : plan(delayed)) {
+      const at::ScalarType type = travels_as(list.front());
+      place(make_bucket(group_, tensors_, std::move(list), type));
+    }
   }
 }
 
@@ -140,6 +149,43 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
   hook_group_ = own_group(group_);
   hook_ = std::move(hook);
   alone_ = false;
+}
+
+void Reducer::Impl::register_consumer(GradConsumer consumer) {
+  if (open_ || in_backward_) {
+    fail(ErrorKind::kInvalidArgument, "register_consumer: inside of a backward");
+  }
+  if (!consumer.function) {
+    fail(ErrorKind::kInvalidArgument, "register_consumer: there is no function in it");
+  }
+  consumer.takes.resize(parameters_.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!consumer.takes[i]) continue;
+    if (parameters_[i].sparse) {
+      fail(ErrorKind::kUnsupported, "register_consumer: gradients of ", parameters_[i].name,
+           " are sparse; leave it to an optimizer of its own");
+    }
+    if (parameters_[i].taken) {
+      fail(ErrorKind::kInvalidArgument, "register_consumer: gradients of ", parameters_[i].name,
+           " are taken already");
+    }
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].taken |= consumer.takes[i];
+    parameters_[i].dropped |= consumer.takes[i] && !consumer.keeps;
+  }
+  consumers_.push_back(std::move(consumer));
+  alone_ = false;
+}
+
+void Reducer::Impl::consume() {
+  if (consumers_.empty()) return;
+  std::vector<GradBucket> reduced;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    if (buckets_[i].skipped) continue;
+    reduced.push_back(BucketAccess::make(buckets_, i, tensors_, group_, stats_.backwards + 1));
+  }
+  for (const GradConsumer& consumer : consumers_) consumer.function(reduced, verdict_.used());
 }
 
 void check_weight(const GradReduce& reduce) {

@@ -147,8 +147,8 @@ void Reducer::Impl::make_ready(std::size_t index) {
     slot.zero_();
     return;
   }
-  if (gradient.layout() != c10::kStrided || gradient.scalar_type() != slot.scalar_type() ||
-      !gradient.sizes().equals(slot.sizes())) {
+  const bool fits = gradient.scalar_type() == slot.scalar_type() || options_.reduce_dtype;
+  if (gradient.layout() != c10::kStrided || !fits || !gradient.sizes().equals(slot.sizes())) {
     return trouble(Outcome::kFailed,
                    concat("the gradient of ", parameter.name, " is ",
                           gradient.layout() != c10::kStrided
@@ -165,7 +165,7 @@ void Reducer::Impl::make_ready(std::size_t index) {
   }
   if (has_history) {
     parameter.graph = gradient;
-  } else if (options_.gradient_as_bucket_view) {
+  } else if (options_.gradient_as_bucket_view && slot.scalar_type() == parameter.type) {
     gradient = bucket_of(parameter).handle(parameter.slot);  // frees the copied one
   }
   stats_.copy_time += Clock::now() - start;
@@ -231,7 +231,7 @@ HookResult Reducer::Impl::start(std::size_t index) {
     return std::move(result).then([scale](const at::Tensor& mean) { return mean.mul_(scale); });
   }
   try {
-    return hook_(BucketAccess::make(buckets_, index, tensors_, hook_group_));
+    return hook_(BucketAccess::make(buckets_, index, tensors_, hook_group_, stats_.backwards + 1));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {
@@ -279,6 +279,7 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
     }
     if (fine) {
       reduce_sparse();
+      consume();
       write_back();
       if (changed_) lay_out();
       close(Outcome::kGood);
@@ -399,17 +400,20 @@ void Reducer::Impl::write_back(std::size_t index) {
     if (parameter.kept.defined()) gradient.copy_(parameter.kept);
     return;
   }
-  if (parameter.graph.defined()) {
+  if (parameter.dropped) {
+    gradient.reset();
+  } else if (parameter.graph.defined()) {
     // The value is the mean, the history this rank's: a loss made of it has this rank's part of the
     // gradient, which is reduced in turn.
     constexpr std::uint64_t kNoForward = 0;
     gradient = put_sink(slot.clone(), parameter.graph, make_sink(kNoForward));
-  } else if (options_.gradient_as_bucket_view) {
+  } else if (options_.gradient_as_bucket_view && slot.scalar_type() == parameter.type) {
     if (!is_alias(gradient, slot)) gradient = bucket_of(parameter).handle(parameter.slot);
-  } else if (gradient.defined()) {
+  } else if (gradient.defined() && gradient.scalar_type() == parameter.type) {
     gradient.copy_(slot);
   } else {
-    gradient = at::empty_strided(slot.sizes(), slot.strides(), slot.options());
+    gradient =
+        at::empty_strided(slot.sizes(), slot.strides(), slot.options().dtype(parameter.type));
     gradient.copy_(slot);
   }
 }

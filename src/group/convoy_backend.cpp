@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "convoy/c10d_store.h"
 #include "group/backend_impl.h"
+#include "group/rounding.h"
 #include "tensor/memory.h"
 
 namespace convoy {
@@ -47,6 +48,9 @@ coll::ReduceOptions reduce_options(const c10d::ReduceOp& op) {
       break;
     }
     default: TORCH_CHECK_VALUE(false, "unknown reduce operation");
+  }
+  if (const auto* more = dynamic_cast<RoundingSupplement*>(op.supplement_.get())) {
+    options.rounding = more->rounding;
   }
   return options;
 }

@@ -6,7 +6,9 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "base/error.h"
+#include "convoy/backend.h"
 #include "group/process_group_impl.h"
+#include "group/rounding.h"
 #include "os/file.h"
 
 namespace convoy {
@@ -17,6 +19,11 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
 enum class Mode { kSync, kAsync };
+
+bool rounds_in_registers(const c10d::Backend& backend) {
+  const auto* const ours = dynamic_cast<const ConvoyBackend*>(&backend);
+  return ours != nullptr && ours->shares_memory();
+}
 
 bool is_async(Mode mode) { return mode == Mode::kAsync; }
 
@@ -46,13 +53,24 @@ c10d::ReduceOp to_c10d(ReduceOp op, double factor) {
   fail(ErrorKind::kInvalidArgument, "unknown reduce operation ", static_cast<int>(op));
 }
 
+c10d::ReduceOp to_c10d(const c10d::Backend& backend, const ReduceOptions& options) {
+  c10d::ReduceOp op = to_c10d(options.op, options.factor);
+  if (options.rounding == Rounding::kNone) return op;
+  if (!rounds_in_registers(backend)) {
+    fail(ErrorKind::kUnsupported, "backend ", backend.getBackendName(),
+         " cannot round inside of a sum: reduce tensors of that type instead");
+  }
+  op.supplement_ = c10::make_intrusive<RoundingSupplement>(options.rounding);
+  return op;
+}
+
 // --- each operation, in both modes ---
 
 WorkPtr all_reduce(c10d::Backend& backend, const at::Tensor& tensor, const ReduceOptions& options,
                    Mode mode) {
   changes(tensor);
   Tensors tensors = {tensor};
-  return backend.allreduce(tensors, {.reduceOp = to_c10d(options.op, options.factor),
+  return backend.allreduce(tensors, {.reduceOp = to_c10d(backend, options),
                                      .timeout = limit(options.timeout),
                                      .asyncOp = is_async(mode)});
 }
@@ -62,7 +80,7 @@ WorkPtr all_reduce_coalesced(c10d::Backend& backend, at::TensorList list,
   changes(list);
   Tensors tensors = list.vec();
   c10d::AllreduceCoalescedOptions more;
-  more.reduceOp = to_c10d(options.op, options.factor);
+  more.reduceOp = to_c10d(backend, options);
   more.timeout = limit(options.timeout);
   more.asyncOp = is_async(mode);
   return backend.allreduce_coalesced(tensors, more);
@@ -131,7 +149,7 @@ WorkPtr reduce_scatter(c10d::Backend& backend, const at::Tensor& output, at::Ten
   std::vector<Tensors> lists = {inputs.vec()};
   Tensors outputs = {output};
   return backend.reduce_scatter(outputs, lists,
-                                {.reduceOp = to_c10d(options.op, options.factor),
+                                {.reduceOp = to_c10d(backend, options),
                                  .timeout = limit(options.timeout),
                                  .asyncOp = is_async(mode)});
 }
@@ -140,7 +158,7 @@ WorkPtr reduce_scatter_single(c10d::Backend& backend, at::Tensor output, at::Ten
                               const ReduceOptions& options, Mode mode) {
   changes(output);
   return backend._reduce_scatter_base(output, input,
-                                      {.reduceOp = to_c10d(options.op, options.factor),
+                                      {.reduceOp = to_c10d(backend, options),
                                        .timeout = limit(options.timeout),
                                        .asyncOp = is_async(mode)});
 }
@@ -219,6 +237,7 @@ ProcessGroup::Impl& ProcessGroup::impl() const {
   return *impl_;
 }
 
+bool ProcessGroup::can_round() const { return rounds_in_registers(*impl_->backend); }
 int ProcessGroup::rank() const { return impl().backend->getRank(); }
 int ProcessGroup::size() const { return impl().backend->getSize(); }
 const std::string& ProcessGroup::name() const { return impl().name; }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/error.h"
 #include "coll/kernels.h"
 #include "mpi/complete.h"
 #include "mpi/types.h"
@@ -33,6 +34,10 @@ void scale(const coll::Reduction& reduction, const std::byte* source, std::byte*
 
 void MpiMedium::combine(const Running& running) {
   const coll::Call& call = running.call;
+  if (call.signature.rounding != coll::Rounding::kNone) {
+    fail(ErrorKind::kUnsupported, running.call.signature.to_string(),
+         ": MPI cannot round inside of a sum; reduce tensors of that type");
+  }
   const Buffers buffers = open(call);
   if (size_ == 1) {
     const std::size_t count = call.input_bytes / call.element();

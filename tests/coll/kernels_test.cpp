@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -332,6 +333,53 @@ TEST_P(Kernels, PremulFactorsOfEveryKind) {
       expect_reduced(r, inputs, {}, StoreHint::kCached, reference::reduce(r, inputs));
     }
   }
+}
+
+// Sums of f32 that are rounded on the way: every code and its neighbourhood, and what a 16-bit
+// tensor of the same values would have given.
+TEST_P(Kernels, RoundedOnTheWay) {
+  std::mt19937_64 random(9);
+  std::vector<float> grid;  // both sides of each place where the rounding changes
+  for (std::uint32_t high = 0; high < 0x10000; ++high) {
+    for (const std::uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      grid.push_back(std::bit_cast<float>(high << 16 | low));
+    }
+    grid.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+  }
+  const Buffer every = as_buffer(grid);
+  for (const Rounding rounding : {Rounding::kF16, Rounding::kBF16}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      const auto& row = active_kernels().rounded[static_cast<int>(rounding)];
+      if (row[static_cast<int>(op)] == nullptr) {
+        EXPECT_EQ(&active_kernels(), &kWideKernels);
+        continue;
+      }
+      Reduction r{DataType::kF32, op, 1, 1, rounding};
+      expect_reduced(r, {every}, {}, StoreHint::kCached, reference::reduce(r, {{every}}));
+      for (const int ranks : {2, 3, 5}) {
+        r.ranks = ranks;
+        for (const std::size_t count : {1, 7, 64, 1009}) {
+          const auto inputs =
+              random_sources(DataType::kF32, static_cast<std::size_t>(ranks), count, random);
+          for (const StoreHint hint : kHints) {
+            expect_reduced(r, inputs, {.target_offsets = {0, 4}}, hint,
+                           reference::reduce(r, inputs));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CheckReduction, RoundsOnlySumsOfF32) {
+  for (const auto& [type, op] : {std::pair(DataType::kF64, ReduceOp::kSum),
+                                 {DataType::kF16, ReduceOp::kSum},
+                                 {DataType::kF32, ReduceOp::kMax},
+                                 {DataType::kF32, ReduceOp::kPremulSum}}) {
+    EXPECT_THROW(check_reduction(type, op, Rounding::kF16), Error);
+  }
+  EXPECT_THROW(check_reduction(DataType::kF32, ReduceOp::kSum, static_cast<Rounding>(3)), Error);
+  check_reduction(DataType::kF32, ReduceOp::kAvg, Rounding::kBF16);
 }
 
 // The value of f32 corner cases, written out: the reference could share a mistake.

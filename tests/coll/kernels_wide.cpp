@@ -29,6 +29,11 @@ constexpr KernelTable make_table() {
   set(DataType::kU8, ReduceOp::kSum, run<Integer<u8>, Sum>);
   set(DataType::kBool, ReduceOp::kProduct, run<Boolean, And>);
   set(DataType::kC64, ReduceOp::kProduct, run<Float<float>, ComplexProduct<float>>);
+  const auto rounded = [&table](Rounding rounding) -> ReduceFunction& {
+    return table.rounded[static_cast<int>(rounding)][static_cast<int>(ReduceOp::kSum)];
+  };
+  rounded(Rounding::kF16) = run<Rounded<RoundF16>, Sum>;
+  rounded(Rounding::kBF16) = run<Rounded<RoundBF16>, Sum>;
   table.stream_copy = stream_copy;
   return table;
 }

@@ -109,6 +109,20 @@ Buffer reduce_as(const Reduction& r, std::span<const Buffer> sources) {
   });
 }
 
+// As if the sources had been stored in that format, and the result too.
+Buffer reduce_rounded(const Format& format, const Reduction& r, std::span<const Buffer> sources) {
+  const auto round = [&](float value) {
+    const float stored = static_cast<float>(decode(format, encode(format, value)));
+    return canonical(stored);
+  };
+  thread_local std::vector<float> stored;
+  return each<float>(sources, [&](std::span<const float> values) {
+    stored.clear();
+    for (const float value : values) stored.push_back(round(value));
+    return round(reduce_floats<float>(r, stored));
+  });
+}
+
 template <class Code>
 Buffer reduce_small(const Format& format, const Reduction& r, std::span<const Buffer> sources) {
   thread_local std::vector<float> wide;
@@ -262,7 +276,10 @@ bool has_meaning(DataType type, ReduceOp op) {
 
 Buffer reduce(const Reduction& r, std::span<const Buffer> sources) {
   switch (r.type) {
-    case DataType::kF32: return reduce_as<float>(r, sources);
+    case DataType::kF32:
+      if (r.rounding == Rounding::kF16) return reduce_rounded(kHalf, r, sources);
+      if (r.rounding == Rounding::kBF16) return reduce_rounded(kBrain, r, sources);
+      return reduce_as<float>(r, sources);
     case DataType::kF64: return reduce_as<double>(r, sources);
     case DataType::kF16: return reduce_small<std::uint16_t>(kHalf, r, sources);
     case DataType::kBF16: return reduce_small<std::uint16_t>(kBrain, r, sources);

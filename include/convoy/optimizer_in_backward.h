@@ -1,0 +1,110 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "convoy/reducer.h"
+
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace convoy {
+
+// What becomes of a parameter in one step: as torch::optim::SGD, Adam and AdamW.
+struct Sgd {
+  double lr = 1e-3;
+  double momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+};
+struct Adam {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool amsgrad = false;
+};
+struct AdamW {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 1e-2;
+  bool amsgrad = false;
+};
+using OptimizerRule = std::variant<Sgd, Adam, AdamW>;
+
+// Parameters that are treated alike.
+struct OptimizerGroup {
+  std::vector<at::Tensor> parameters;
+  OptimizerRule rule;
+};
+
+struct OptimizerInBackwardOptions {
+  // Gradients of all groups together are scaled down to this norm; 0: they are not.
+  double max_norm = 0;
+  double norm_type = 2;  // or infinity
+  // A step whose gradients have a norm that is no number is left out, on all ranks.
+  bool skip_nonfinite = false;
+  // false: `.grad` is undefined after backward, and nothing has to be zeroed.
+  bool keep_gradients = false;
+};
+
+// Updates parameters at the end of the backward that computes their gradients, straight from the
+// buckets, in one pass over each: backward() is the whole step.
+//
+//   convoy::OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{.lr = 3e-4}, {.max_norm =
+//   1}); for (...) loss(model(input), target).backward();
+//
+// The result is that of a separate step. It comes after the ranks' verdict on the backward: all of
+// them make it, or none. What no rank has used is left alone, with its state. Backwards inside of
+// no_sync() only accumulate. Parameters in no group keep their gradients for whoever wants them;
+// there may be several of these objects for one reducer, with other parameters each.
+//
+// Copies are the same optimizer, and the reducer keeps it: it goes on without them. Thread-safety
+// as for Reducer.
+class OptimizerInBackward {
+ public:
+  // Collective: rules, options and groups must be the same on all ranks. kInvalidArgument if they
+  // are not, for values without meaning, and for parameters that are not the reducer's, are in two
+  // groups or have an optimizer already; kUnsupported for sparse ones and for types that are not
+  // f32, f64 or complex: see DdpOptions::mixed_precision.
+  OptimizerInBackward(Reducer& reducer, const OptimizerRule& rule,
+                      const OptimizerInBackwardOptions& options = {});
+  OptimizerInBackward(Reducer& reducer, std::vector<OptimizerGroup> groups,
+                      const OptimizerInBackwardOptions& options = {});
+
+  // From the next backward on; the same on all ranks. Does not communicate.
+  void set_lr(double lr);  // of all groups
+  void set_rule(std::size_t group, const OptimizerRule& rule);
+  const OptimizerRule& rule(std::size_t group = 0) const;
+
+  struct Stats {
+    std::uint64_t steps = 0, skipped = 0;
+    double norm = 0;  // of the last backward's gradients, before clipping; without clipping: 0
+  };
+  Stats stats() const;
+
+  // What it keeps for each parameter, and numbers of steps; rules are not part of it. The same on
+  // all ranks: one of them may save it for all.
+  void save(torch::serialize::OutputArchive& archive) const;
+  // kInvalidArgument if it belongs to other parameters.
+  void load(torch::serialize::InputArchive& archive);
+  friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                                     const OptimizerInBackward& optimizer) {
+    optimizer.save(archive);
+    return archive;
+  }
+  friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                                    OptimizerInBackward& optimizer) {
+    optimizer.load(archive);
+    return archive;
+  }
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;  // the reducer's, too
+};
+
+}  // namespace convoy
