@@ -1,0 +1,264 @@
+#include "share/pack.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace convoy::share {
+namespace {
+
+// Collects the distinct storages of a message.
+class Packer {
+ public:
+  Packer(Strategy strategy, const NameRegion& name) : strategy_(strategy), name_(name) {}
+
+  std::string tensor(const at::Tensor& tensor) {
+    return convoy::encode(
+        handle_of(tensor, [this](const c10::Storage& storage) { return place(storage); }));
+  }
+  WireMessage message;
+  std::vector<Parcel> parcels;
+
+  std::uint32_t add_region(WireRegion region) {
+    message.regions.push_back(std::move(region));
+    return static_cast<std::uint32_t>(message.regions.size() - 1) | WireBlock::kLocal;
+  }
+
+ private:
+  // Handles say "storage n of this message" where others say a segment.
+  shm::Location place(const c10::Storage& storage) {
+    const auto [found, fresh] =
+        places_.try_emplace(storage.unsafeGetStorageImpl(), parcels.size() + 1);
+    if (fresh) {
+      parcels.push_back(SharedCache::instance().share(storage, strategy_));
+      message.blocks.push_back(
+          to_wire(parcels.back().ref, [this](const auto& region) { return number(region); }));
+      message.blocks.back().bytes = storage.nbytes();
+    }
+    return {found->second, 0};
+  }
+  std::uint32_t number(const std::shared_ptr<Region>& region) {
+    if (region->kind() != Region::Kind::kNamed) return name_(region);
+    return add_region({.kind = static_cast<std::uint32_t>(region->kind()),
+                       .bytes = region->bytes(),
+                       .device = region->key().device,
+                       .inode = region->key().inode,
+                       .path = region->path()});
+  }
+
+  const Strategy strategy_;
+  const NameRegion& name_;
+  std::unordered_map<const c10::StorageImpl*, std::uint64_t> places_;
+};
+
+std::string_view as_text(const void* data, std::size_t bytes) {
+  return {static_cast<const char*>(data), bytes};
+}
+
+template <class... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
+template <class... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
+
+template <class T>
+T number_of(std::string_view bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+// A region that a message names by path.
+std::shared_ptr<Region> find_by_path(const WireRegion& wire) {
+  Depot& depot = Depot::instance();
+  const Segment::Key key{wire.device, wire.inode};
+  if (auto known = depot.find(key)) return known;
+  const auto kind = static_cast<Region::Kind>(wire.kind);
+  if (kind == Region::Kind::kNamed) return depot.open_named(wire.path);
+  if ((kind != Region::Kind::kPool && kind != Region::Kind::kPlain) ||
+      !wire.path.starts_with("/proc/")) {
+    fail(ErrorKind::kInvalidArgument, "a handle names memory of unknown kind");
+  }
+  UniqueFd fd(::open(wire.path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd || Segment::key_of(fd.get()) != key) {
+    fail(ErrorKind::kPeerLost, "the process that shared a tensor as ", wire.path,
+         " has ended, or this process cannot see it (another container?): send it over a channel, "
+         "or share it with strategy kFile");
+  }
+  return depot.adopt(std::move(fd), wire.bytes, kind);
+}
+
+// The values of a message, with blocks opened once each.
+class Unpacker {
+ public:
+  Unpacker(const WireMessage& message, const FindRegion& find)
+      : message_(message), find_(find), storages_(message.blocks.size()) {
+    for (const WireRegion& region : message.regions) regions_.push_back(find_by_path(region));
+    // All at once: a message is received as a whole or not at all.
+    for (const WireBlock& block : message.blocks) {
+      if (block.bytes == 0) {
+        leases_.emplace_back();
+        continue;
+      }
+      leases_.push_back(Depot::instance().open(
+          from_wire(block, [this](std::uint32_t number) { return region(number); })));
+    }
+  }
+
+  // This process holds the blocks: the bytes need not any more.
+  void leave_transit() const {
+    for (const Lease& lease : leases_) {
+      if (lease) lease.ref().book->book().leave_transit(lease.ref().entry);
+    }
+  }
+
+  at::Tensor tensor(std::string_view bytes) {
+    return tensor_of(decode_handle(bytes), [this](const shm::Location& place, std::uint64_t size) {
+      const std::uint64_t index = place.segment - 1;
+      if (place.segment == 0 || index >= storages_.size() || place.offset != 0 ||
+          size != message_.blocks[index].bytes) {
+        fail(ErrorKind::kInvalidArgument,
+             "a tensor is in a storage that its message does not hold");
+      }
+      if (!storages_[index]) {
+        storages_[index] = SharedCache::instance().storage_of(std::move(leases_[index]), size);
+      }
+      return storages_[index];
+    });
+  }
+
+ private:
+  std::shared_ptr<Region> region(std::uint32_t number) {
+    if ((number & WireBlock::kLocal) != 0) return regions_.at(number & ~WireBlock::kLocal);
+    return find_(number);
+  }
+
+  const WireMessage& message_;
+  const FindRegion& find_;
+  std::vector<std::shared_ptr<Region>> regions_;
+  std::vector<Lease> leases_;
+  std::vector<c10::Storage> storages_;
+};
+
+}  // namespace
+
+WireBlock to_wire(const BlockRef& ref, const NameRegion& name) {
+  WireBlock block;
+  if (!ref.book) return block;  // an empty storage
+  block.book = name(ref.book);
+  block.memory = ref.memory == ref.book ? block.book : name(ref.memory);
+  block.generation = ref.generation;
+  block.entry = ref.entry;
+  block.offset = ref.offset;
+  block.bytes = ref.bytes;
+  return block;
+}
+
+BlockRef from_wire(const WireBlock& block, const FindRegion& find) {
+  BlockRef ref;
+  ref.book = find(block.book);
+  ref.memory = block.memory == block.book ? ref.book : find(block.memory);
+  ref.generation = block.generation;
+  ref.entry = block.entry;
+  ref.offset = block.offset;
+  ref.bytes = block.bytes;
+  return ref;
+}
+
+Packed pack(const Message& message, Strategy strategy, const NameRegion& name) {
+  Packer packer(strategy, name);
+  std::vector<std::string> made;  // what values refer to; does not move
+  made.reserve(message.size());
+  auto& values = packer.message.values;
+  values.reserve(message.size());
+  const auto number = [&](WireValue::Kind kind, const auto& value) {
+    values.push_back({kind, as_text(&value, sizeof value)});
+  };
+  for (const Value& value : message) {
+    std::visit(
+        Overloaded{[&](std::monostate) { values.push_back({WireValue::kNone, {}}); },
+                   [&](const bool& v) { number(WireValue::kBool, v); },
+                   [&](const std::int64_t& v) { number(WireValue::kInteger, v); },
+                   [&](const double& v) { number(WireValue::kReal, v); },
+                   [&](const std::string& v) { values.push_back({WireValue::kText, v}); },
+                   [&](const Bytes& v) {
+                     values.push_back({WireValue::kBytes, as_text(v.data(), v.size())});
+                   },
+                   [&](const PythonObject& v) { values.push_back({WireValue::kPython, v.pickle}); },
+                   [&](const at::Tensor& v) {
+                     made.push_back(packer.tensor(v));
+                     values.push_back({WireValue::kTensor, made.back()});
+                   }},
+        value);
+  }
+  return {encode(packer.message), std::move(packer.parcels)};
+}
+
+Packed pack_self_contained(const at::Tensor& tensor, Strategy strategy) {
+  // By descriptors of this process, which others of this user may open.
+  std::unordered_map<const Region*, std::uint32_t> known;
+  Packer* self = nullptr;
+  const NameRegion name = [&](const std::shared_ptr<Region>& region) {
+    const auto [found, fresh] = known.try_emplace(region.get(), 0);
+    if (fresh) {
+      found->second =
+          self->add_region({.kind = static_cast<std::uint32_t>(region->kind()),
+                            .bytes = region->bytes(),
+                            .device = region->key().device,
+                            .inode = region->key().inode,
+                            .path = concat("/proc/", ::getpid(), "/fd/", region->fd())});
+    }
+    return found->second;
+  };
+  Packer packer(strategy, name);
+  self = &packer;
+  const std::string handle = packer.tensor(tensor);
+  packer.message.values.push_back({WireValue::kTensor, handle});
+  for (const Parcel& parcel : packer.parcels) {
+    if (parcel.ref.book) parcel.ref.book->book().enter_transit(parcel.ref.entry);
+  }
+  return {encode(packer.message), std::move(packer.parcels)};
+}
+
+Message unpack(std::string_view bytes, const FindRegion& find) {
+  const WireMessage wire = parse_message(bytes);
+  Unpacker unpacker(wire, find);
+  std::vector<Value> values;
+  values.reserve(wire.values.size());
+  for (const WireValue& value : wire.values) {
+    switch (value.kind) {
+      case WireValue::kNone: values.emplace_back(std::monostate{}); break;
+      case WireValue::kBool: values.emplace_back(value.bytes[0] != 0); break;
+      case WireValue::kInteger: values.emplace_back(number_of<std::int64_t>(value.bytes)); break;
+      case WireValue::kReal: values.emplace_back(number_of<double>(value.bytes)); break;
+      case WireValue::kText: values.emplace_back(std::string(value.bytes)); break;
+      case WireValue::kBytes: {
+        const auto* const data = reinterpret_cast<const std::byte*>(value.bytes.data());
+        values.emplace_back(Bytes(data, data + value.bytes.size()));
+        break;
+      }
+      case WireValue::kTensor: values.emplace_back(unpacker.tensor(value.bytes)); break;
+      case WireValue::kPython: values.emplace_back(PythonObject{std::string(value.bytes)}); break;
+    }
+  }
+  return Message(std::move(values));
+}
+
+at::Tensor unpack_self_contained(std::string_view bytes) {
+  const WireMessage wire = parse_message(bytes);
+  if (wire.values.size() != 1 || wire.values[0].kind != WireValue::kTensor) {
+    fail(ErrorKind::kInvalidArgument, "these bytes are no tensor");
+  }
+  const FindRegion none = [](std::uint32_t) -> std::shared_ptr<Region> {
+    fail(ErrorKind::kInvalidArgument, "these bytes are a part of a channel's message");
+  };
+  Unpacker unpacker(wire, none);
+  unpacker.leave_transit();
+  return unpacker.tensor(wire.values[0].bytes);
+}
+
+}  // namespace convoy::share
