@@ -19,6 +19,9 @@
 #include "convoy/window.h"
 #include "convoy/work.h"
 
+// Tensors between processes.
+#include "convoy/share.h"
+
 // Data parallel training.
 #include "convoy/ddp.h"
 #include "convoy/hooks.h"

@@ -85,12 +85,12 @@ using Value = std::variant<std::monostate, bool, std::int64_t, double, std::stri
 class Message {
  public:
   Message() = default;
-  Message(std::initializer_list<Value> values) : values_(values) {}
-  explicit Message(std::vector<Value> values) : values_(std::move(values)) {}
+  Message(std::initializer_list<Value> values);
+  explicit Message(std::vector<Value> values);
 
   std::size_t size() const { return values_.size(); }
   const Value& operator[](std::size_t i) const { return values_.at(i); }
-  void add(Value value) { values_.push_back(std::move(value)); }
+  void add(Value value);
   auto begin() const { return values_.begin(); }
   auto end() const { return values_.end(); }
 

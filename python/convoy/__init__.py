@@ -28,10 +28,15 @@ from convoy import _C, _groups
 from convoy._C import ConvoyBackend, Options, launcher_store
 from convoy._error import Error
 from convoy._groups import current_group, new_group, process_group
+from convoy._C import (get_sharing_strategy, is_shared, set_sharing_strategy, share_memory_,
+                       share_usage, trim)
+from convoy._share import Channel, Listener, channel, connect, install_reductions, listen
 from _convoy import autoload as _autoload
 
-__all__ = ["ConvoyBackend", "Error", "Options", "current_group", "launcher_store", "new_group",
-           "process_group"]
+__all__ = ["Channel", "ConvoyBackend", "Error", "Listener", "Options", "channel", "connect",
+           "current_group", "get_sharing_strategy", "install_reductions", "is_shared",
+           "launcher_store", "listen", "new_group", "process_group", "set_sharing_strategy",
+           "share_memory_", "share_usage", "trim"]
 
 _autoload._register()
 if "convoy" not in _dist2._BACKENDS:

@@ -8,6 +8,7 @@
 #include "convoy/error.h"
 #include "convoy/version.h"
 #include "python_backend.h"
+#include "share.h"
 
 namespace py = pybind11;
 
@@ -65,5 +66,6 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>());
+  bind_share(module);
   module.attr("__version__") = convoy::version();
 }

@@ -42,6 +42,11 @@ const T& get(const Message& message, std::size_t i, const char* wanted) {
 
 }  // namespace
 
+// Not inline: GCC 12 warns of copies of variants that it looks into.
+Message::Message(std::initializer_list<Value> values) : values_(values) {}
+Message::Message(std::vector<Value> values) : values_(std::move(values)) {}
+void Message::add(Value value) { values_.push_back(std::move(value)); }
+
 const at::Tensor& Message::tensor(std::size_t i) const {
   return get<at::Tensor>(*this, i, "a tensor");
 }
@@ -63,7 +68,10 @@ struct Channel::Impl {
   };
 
   Impl(Socket socket, const ChannelOptions& chosen) : link(std::move(socket)), options(chosen) {
-    reaper = std::make_shared<Depot::Reaper>([this] { reap(); });
+    reaper = std::make_shared<Depot::Reaper>([this] {
+      link.look();
+      reap();
+    });
     Depot::instance().on_shortage(reaper);
   }
 

@@ -400,6 +400,12 @@ Lease Depot::open(const BlockRef& ref) {
   return {this, holding};
 }
 
+bool Depot::held_elsewhere(const BlockRef& ref) {
+  auto state = state_->lock();
+  state->look_for_deaths();
+  return !ref.book->book().unheld(ref.entry);
+}
+
 void Depot::release(Holding* holding) noexcept {
   // In a forked child the leases are its parent's; it keeps what it inherited until it ends.
   if (fork_generation() != generation_) return;
@@ -453,7 +459,11 @@ std::shared_ptr<Region> Depot::open_named(const std::string& path) {
 
 void Depot::on_shortage(const std::weak_ptr<Reaper>& reaper) {
   auto state = state_->lock();
-  std::erase_if(state->reapers, [](const auto& weak) { return weak.expired(); });
+  const auto added = reaper.lock();
+  std::erase_if(state->reapers, [&](const auto& weak) {
+    const auto known = weak.lock();
+    return !known || known == added;
+  });
   state->reapers.push_back(reaper);
 }
 

@@ -67,6 +67,9 @@ class Depot {
   // Another reference to a block, which a handle names. Throws kPeerLost if the block is no more.
   Lease open(const BlockRef& ref);
 
+  // Whether another process holds the block, or a handle of it is under way.
+  bool held_elsewhere(const BlockRef& ref);
+
   // A region that was passed to this process: the one that is there already, or a new one. Throws
   // kInvalidArgument.
   std::shared_ptr<Region> adopt(UniqueFd fd, std::size_t bytes, Region::Kind kind);

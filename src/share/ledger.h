@@ -115,6 +115,8 @@ class Book {
   // As try_end, for regions without an owner: true for the one caller that ended it.
   bool try_end_shared(std::uint64_t offset) const;
 
+  // Nobody but the owner has it, and no handle of it is under way.
+  bool unheld(std::uint64_t offset) const { return unheld(entry(offset)); }
   void enter_transit(std::uint64_t offset) const { entry(offset).transit.fetch_add(1); }
   // After acquire. False: there was nothing under way.
   bool leave_transit(std::uint64_t offset) const;

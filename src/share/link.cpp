@@ -21,6 +21,7 @@ constexpr int kLeastSpins = 64;
 constexpr int kYields = 4;
 // How old the knowledge may be that the peer lives when a message is sent.
 constexpr auto kLookInterval = std::chrono::milliseconds(1);
+constexpr int kExitGraceMs = 200;
 constexpr std::uint32_t kMostRegions = 1 << 16;
 constexpr const char* kGone = "closed the channel or ended";
 
@@ -39,6 +40,15 @@ Link::~Link() { close(); }
 
 void Link::close() noexcept {
   if (closed_.exchange(true)) return;
+  if (socket_ && !lost()) {
+    const LinkFrame frame{.type = LinkFrame::kBye};
+    const std::scoped_lock lock(socket_mutex_);
+    try {
+      socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+    } catch (const Error&) {
+      // The end of the stream says as much.
+    }
+  }
   {
     const std::scoped_lock lock(pump_mutex_);
     // The peer hears of it, and of its own end we still hear: what it has not received is kept for
@@ -156,6 +166,10 @@ void Link::take(const LinkFrame& frame) {
   };
   if (frame.magic != LinkFrame::kMagic) fail(ErrorKind::kInvalidArgument, "bad magic");
   if (frame.type == LinkFrame::kWake) return want(0);
+  if (frame.type == LinkFrame::kBye) {
+    bye_ = true;
+    return want(0);
+  }
   if (frame.type == LinkFrame::kHello) {
     want(1);
     if (has_ring_) fail(ErrorKind::kInvalidArgument, "a second greeting");
@@ -213,11 +227,17 @@ void Link::pump() {
     drained_ = true;
     return lose(concat("sent something unusable: ", error.what()));
   }
-  if (pidfd_ && !lost()) {
+  if (!lost()) find_out_how_it_ended();
+}
+
+void Link::find_out_how_it_ended() {
+  if (drained_ && bye_) return lose(kGone);
+  if (pidfd_) {
+    // A dying process closes its socket a moment before its pidfd tells.
     pollfd item{pidfd_.get(), POLLIN, 0};
-    if (::poll(&item, 1, 0) > 0) {
+    if (::poll(&item, 1, drained_ ? kExitGraceMs : 0) > 0) {
       const auto status = exit_status_of(pid_of(peer_), pidfd_.get());
-      lose(status ? concat("ended with ", status->to_string()) : "ended");
+      return lose(status ? concat("ended with ", status->to_string()) : "ended");
     }
   }
   if (drained_) lose(kGone);

@@ -20,6 +20,7 @@ struct LinkFrame {
     kHello = 1,   // with the sender's ring
     kRegion = 2,  // with memory
     kWake = 3,    // look at the rings
+    kBye = 4,     // the last one: the end was closed. Without it, its process has ended
   };
   static constexpr std::uint32_t kMagic = 0x314c5643;  // "CVL1"
 
@@ -80,6 +81,7 @@ class Link {
   void pump();  // pump_mutex_ is held
   void take(const LinkFrame& frame);
   void lose(const std::string& why);
+  void find_out_how_it_ended();
   void pump_if_idle();  // not while another thread waits on the socket: it does
   void pump_now_and_then();
   void send_frame(const LinkFrame& frame, int descriptor, const Deadline& deadline);
@@ -108,7 +110,8 @@ class Link {
   std::condition_variable pumped_;
   bool polling_ = false;
   std::atomic<bool> has_ring_{false};  // in_ is set
-  bool drained_ = false;               // the socket has no more
+  bool bye_ = false;
+  bool drained_ = false;  // the socket has no more
   std::string why_lost_;
   std::vector<std::byte> partial_;
   std::vector<UniqueFd> descriptors_;

@@ -125,6 +125,9 @@ void check(const WireValue& value) {
     case WireValue::kBytes:
     case WireValue::kTensor:
     case WireValue::kPython: break;
+    case WireValue::kDevice:  // a device's number, then what its DeviceSharing made
+      if (length == 0) bad("a tensor has no device");
+      break;
     default: bad("a value is of unknown kind");
   }
   if (value.bytes.size() != length) bad("a value has not the length of its kind");

@@ -38,7 +38,17 @@ struct WireBlock {
 
 struct WireValue {
   // Wire values: only append.
-  enum Kind : std::uint32_t { kNone, kBool, kInteger, kReal, kText, kBytes, kTensor, kPython };
+  enum Kind : std::uint32_t {
+    kNone,
+    kBool,
+    kInteger,
+    kReal,
+    kText,
+    kBytes,
+    kTensor,
+    kPython,
+    kDevice
+  };
 
   Kind kind = kNone;
   std::string_view bytes;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "share/device.h"
 
 namespace convoy::share {
 namespace {
@@ -70,6 +71,20 @@ T number_of(std::string_view bytes) {
   T value;
   std::memcpy(&value, bytes.data(), sizeof value);
   return value;
+}
+
+// A tensor of another device: the device, then what only that device understands.
+std::string reduce_elsewhere(const at::Tensor& tensor) {
+  const auto device = tensor.device().type();
+  return std::string(1, static_cast<char>(device)) + device_sharing(device).reduce(tensor);
+}
+
+at::Tensor rebuild_elsewhere(std::string_view bytes) {
+  const auto device = static_cast<c10::DeviceType>(bytes[0]);
+  if (device < c10::DeviceType::CPU || device >= c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES) {
+    fail(ErrorKind::kInvalidArgument, "a tensor is on an unknown device");
+  }
+  return device_sharing(device).rebuild(bytes.substr(1));
 }
 
 // A region that a message names by path.
@@ -242,6 +257,7 @@ Message unpack(std::string_view bytes, const FindRegion& find) {
         break;
       }
       case WireValue::kTensor: values.emplace_back(unpacker.tensor(value.bytes)); break;
+      case WireValue::kDevice: values.emplace_back(rebuild_elsewhere(value.bytes)); break;
       case WireValue::kPython: values.emplace_back(PythonObject{std::string(value.bytes)}); break;
     }
   }

@@ -43,7 +43,7 @@ struct TensorHandle {
 };
 
 // The handle of a CPU (or meta) tensor whose storage lies in this process's shared memory
-// (shared_allocator). kInvalidArgument if it does not, for an undefined or named tensor, and for
+// (shared_allocator). kInvalidArgument if it does not, for an undefined tensor, and for
 // one that is no leaf and requires a gradient; kUnsupported for a layout, device or type that has
 // no handle.
 TensorHandle handle_of(const at::Tensor& tensor);

@@ -8,6 +8,7 @@
 
 #include "convoy/share.h"
 #include "share/cache.h"
+#include "share/device.h"
 #include "support.h"
 #include "tensor/memory.h"
 
@@ -123,6 +124,18 @@ TEST_F(ShareTensorTest, NestedMetaAndEmpty) {
        {at::empty({0}), at::empty({3, 0, 2}), share::empty({0, 5}, at::kLong)}) {
     expect_same(copy_of(empty), empty);
   }
+}
+
+TEST_F(ShareTensorTest, Devices) {
+  DeviceSharing& cpu = device_sharing(c10::DeviceType::CPU);
+  const auto tensor = at::ones({3});
+  EXPECT_EQ(cpu.rebuild(cpu.reduce(tensor)).data_ptr(), tensor.data_ptr());
+  if (!at::hasCUDA()) {
+    expect_error(ErrorKind::kUnsupported, "without CUDA",
+                 [] { device_sharing(c10::DeviceType::CUDA); });
+  }
+  expect_error(ErrorKind::kUnsupported, "copy them to the CPU",
+               [] { device_sharing(c10::DeviceType::XLA); });
 }
 
 TEST_F(ShareTensorTest, WhatCannotBeSent) {
