@@ -59,23 +59,18 @@ std::int64_t Message::integer(std::size_t i) const {
 double Message::real(std::size_t i) const { return get<double>(*this, i, "a number"); }
 const Bytes& Message::bytes(std::size_t i) const { return get<Bytes>(*this, i, "bytes"); }
 
-struct Channel::Impl {
-  // What was sent and not yet received: kept for the receiver.
+namespace {
+
+// The sending end: the link, and what was sent over it and not yet received, which is kept for the
+// receiver. Lives on after its channel until nothing is left.
+struct Outbox {
   struct Sent {
-    std::uint64_t number;
+    std::uint64_t number = 0;
     std::vector<Parcel> parcels;
     Lease body;
   };
 
-  Impl(Socket socket, const ChannelOptions& chosen) : link(std::move(socket)), options(chosen) {
-    reaper = std::make_shared<Depot::Reaper>([this] {
-      link.look();
-      reap();
-    });
-    Depot::instance().on_shortage(reaper);
-  }
-
-  Deadline deadline() const { return Deadline::after(options.timeout); }
+  explicit Outbox(Socket socket) : link(std::move(socket)) {}
 
   // Lets go of what was received, or never will be. True: nothing is left.
   bool reap() {
@@ -91,22 +86,76 @@ struct Channel::Impl {
     waiting.unlock();
     return none;
   }
+  bool look_and_reap() {
+    link.look();
+    return reap();
+  }
+
+  Link link;
+  Guarded<std::deque<Sent>> sent;
+  std::shared_ptr<Depot::Reaper> reaper;  // of this object
+};
+
+// Of channels that are gone.
+Guarded<std::vector<std::shared_ptr<Outbox>>>& orphans() {
+  static auto* const boxes = new Guarded<std::vector<std::shared_ptr<Outbox>>>;
+  return *boxes;
+}
+
+void reap_orphans() {
+  std::vector<std::shared_ptr<Outbox>> done;  // destroyed after the lock
+  auto boxes = orphans().lock();
+  for (auto& box : *boxes) {
+    if (box->look_and_reap()) done.push_back(std::move(box));
+  }
+  std::erase(*boxes, nullptr);
+  boxes.unlock();
+}
+
+std::shared_ptr<Outbox> make_outbox(Socket socket) {
+  static auto* const sweep =
+      new std::shared_ptr<Depot::Reaper>(std::make_shared<Depot::Reaper>([] { reap_orphans(); }));
+  Depot::instance().on_shortage(*sweep);
+  reap_orphans();
+  auto box = std::make_shared<Outbox>(std::move(socket));
+  box->reaper = std::make_shared<Depot::Reaper>([weak = std::weak_ptr(box)] {
+    if (const auto there = weak.lock()) there->look_and_reap();
+  });
+  Depot::instance().on_shortage(box->reaper);
+  return box;
+}
+
+}  // namespace
+
+struct Channel::Impl {
+  Impl(Socket socket, const ChannelOptions& chosen)
+      : box(make_outbox(std::move(socket))), options(chosen) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  // What was sent may still be received.
+  ~Impl() {
+    if (generation != fork_generation()) return;  // a forked child's copy
+    link.close();
+    if (!box->reap() && !box->look_and_reap()) orphans().lock()->push_back(box);
+  }
+
+  Deadline deadline() const { return Deadline::after(options.timeout); }
 
   void send(const Message& message, const Deadline& until) {
     const std::scoped_lock lock(send_mutex);
-    reap();
+    box->reap();
     const auto name = [&](const std::shared_ptr<Region>& region) {
       return link.introduce(region, until);
     };
     Packed packed = pack(message, get_sharing_strategy(), name);
-    Sent item{.number = 0, .parcels = std::move(packed.parcels), .body = {}};
+    Outbox::Sent item{.number = 0, .parcels = std::move(packed.parcels), .body = {}};
     if (packed.bytes.size() > Ring::kMostBytes) {
       item.body = Depot::instance().allocate(packed.bytes.size());
       std::memcpy(item.body.data(), packed.bytes.data(), packed.bytes.size());
       packed.bytes = encode(WireEnvelope{to_wire(item.body.ref(), name)});
     }
     item.number = link.send(std::as_bytes(std::span(packed.bytes)), until);
-    if (!item.parcels.empty() || item.body) sent.lock()->push_back(std::move(item));
+    if (!item.parcels.empty() || item.body) box->sent.lock()->push_back(std::move(item));
   }
 
   Message receive(const Deadline& until) {
@@ -126,45 +175,13 @@ struct Channel::Impl {
     return unpack(copy, find);
   }
 
-  Link link;
+  const std::shared_ptr<Outbox> box;  // shared with who frees memory, and with the orphans
+  Link& link = box->link;
   const ChannelOptions options;
   const unsigned generation = fork_generation();
   std::mutex send_mutex;
   std::mutex receive_mutex;
   std::optional<Message> put_back;  // under receive_mutex
-  Guarded<std::deque<Sent>> sent;
-  std::shared_ptr<Depot::Reaper> reaper;
-
-  static Guarded<std::vector<std::unique_ptr<Impl>>>& orphans() {
-    static auto* const closed = new Guarded<std::vector<std::unique_ptr<Impl>>>;
-    return *closed;
-  }
-  static void reap_orphans() {
-    std::vector<std::unique_ptr<Impl>> done;  // destroyed after the lock
-    auto closed = orphans().lock();
-    for (auto& one : *closed) {
-      one->link.look();
-      if (one->reap()) done.push_back(std::move(one));
-    }
-    std::erase(*closed, nullptr);
-    closed.unlock();
-  }
-  // The last copy of the channel has gone. What it sent may still be received.
-  static void retire(Impl* impl) noexcept {
-    std::unique_ptr<Impl> last(impl);
-    if (last->generation != fork_generation()) return;  // a forked child's copy
-    last->link.close();
-    if (last->reap()) return;
-    last->link.look();
-    if (!last->reap()) orphans().lock()->push_back(std::move(last));
-  }
-  static std::shared_ptr<Impl> make(Socket socket, const ChannelOptions& options) {
-    static auto* const sweep =
-        new std::shared_ptr<Depot::Reaper>(std::make_shared<Depot::Reaper>(&Impl::reap_orphans));
-    Depot::instance().on_shortage(*sweep);
-    reap_orphans();
-    return {new Impl(std::move(socket), options), &Impl::retire};
-  }
 };
 
 Channel::Impl& Channel::impl() const {
@@ -174,12 +191,12 @@ Channel::Impl& Channel::impl() const {
 
 std::pair<Channel, Channel> channel(const ChannelOptions& options) {
   auto ends = Socket::pair();
-  return {Channel(Channel::Impl::make(std::move(ends.first), options)),
-          Channel(Channel::Impl::make(std::move(ends.second), options))};
+  return {Channel(std::make_shared<Channel::Impl>(std::move(ends.first), options)),
+          Channel(std::make_shared<Channel::Impl>(std::move(ends.second), options))};
 }
 
 Channel Channel::adopt(int descriptor, const ChannelOptions& options) {
-  return Channel(Impl::make(Socket(UniqueFd(descriptor)), options));
+  return Channel(std::make_shared<Impl>(Socket(UniqueFd(descriptor)), options));
 }
 
 int Channel::release() const { return impl().link.release().release(); }
@@ -241,7 +258,7 @@ Channel ChannelListener::accept(const Deadline& deadline, const ChannelOptions& 
       log_warn("refused: ", error.what());
       continue;
     }
-    return Channel(Channel::Impl::make(std::move(socket), options));
+    return Channel(std::make_shared<Channel::Impl>(std::move(socket), options));
   }
 }
 
@@ -258,7 +275,7 @@ ChannelListener listen(const std::string& path) {
 Channel connect(const std::string& path, const Deadline& deadline, const ChannelOptions& options) {
   Socket socket = Socket::connect(path, deadline);
   socket.require_same_user();
-  return Channel(Channel::Impl::make(std::move(socket), options));
+  return Channel(std::make_shared<Channel::Impl>(std::move(socket), options));
 }
 
 }  // namespace convoy::share

@@ -205,8 +205,10 @@ Packed pack(const Message& message, Strategy strategy, const NameRegion& name) {
                    },
                    [&](const PythonObject& v) { values.push_back({WireValue::kPython, v.pickle}); },
                    [&](const at::Tensor& v) {
-                     made.push_back(packer.tensor(v));
-                     values.push_back({WireValue::kTensor, made.back()});
+                     const bool elsewhere = v.defined() && !v.is_cpu() && !v.is_meta();
+                     made.push_back(elsewhere ? reduce_elsewhere(v) : packer.tensor(v));
+                     values.push_back(
+                         {elsewhere ? WireValue::kDevice : WireValue::kTensor, made.back()});
                    }},
         value);
   }

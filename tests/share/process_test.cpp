@@ -29,8 +29,8 @@ struct StrategyTest : testing::TestWithParam<Strategy> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(, StrategyTest, testing::Values(Strategy::kDescriptor, Strategy::kFile),
-                         [](const auto& info) {
-                           return info.param == Strategy::kFile ? "fs" : "fd";
+                         [](const auto& test) {
+                           return test.param == Strategy::kFile ? "fs" : "fd";
                          });
 
 // test_fd_sharing, test_fs_sharing
