@@ -1,226 +1,22 @@
 #include "share/depot.h"
 
-#include <poll.h>
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <map>
-#include <set>
-#include <unordered_map>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "os/fork_guard.h"
-#include "os/machine.h"
-#include "os/process.h"
-#include "share/named.h"
-#include "share/pool.h"
+#include "share/depot_state.h"
 #include "transport/shm/fabric.h"
 
 namespace convoy::share {
-
-// A block that this process uses, or owns.
-struct Holding {
-  BlockRef ref;
-  std::byte* data = nullptr;
-  std::size_t count = 0;   // leases
-  int slot = -1;           // this process's bit, where the block is another's
-  Pool::Place place = {};  // where it is our own
-  bool guest = false;      // ours, for memory of a group
-};
-
 namespace {
 
-// Left to the rest of the machine when the pool grows.
-constexpr std::uint64_t kMemoryReserve = std::uint64_t{256} << 20;
 // Looked at in each allocation, so that what is abandoned comes back little by little.
 constexpr std::size_t kLooksEachTime = 8;
 
-std::uint64_t machine_headroom() {
-  const std::uint64_t left = memory_state().headroom();
-  return left - std::min(left, kMemoryReserve);
-}
-
-}  // namespace
-
-struct Depot::State {
-  Pool pool;
-  std::unordered_map<const BookEntry*, std::unique_ptr<Holding>> holdings;
-  std::vector<const BookEntry*> abandoned;  // ours, no lease here, somebody holds them
-  std::map<Segment::Key, std::weak_ptr<Region>> regions;
-  std::unordered_map<const std::byte*, const BookEntry*> guests;  // memory of groups, by address
-  std::map<ProcessWord, UniqueFd> users;                          // of our pool: pidfds
-  std::vector<std::weak_ptr<Reaper>> reapers;
-  std::function<std::uint64_t()> headroom = machine_headroom;
-  std::optional<NamedFolder> named;
-  std::unordered_map<const Region*, int> slots;  // ours in regions of others
-
-  Holding* add(BlockRef ref) {
-    auto holding = std::make_unique<Holding>();
-    holding->data = ref.memory->data() + ref.offset;
-    holding->ref = std::move(ref);
-    holding->count = 1;
-    auto* const made = holding.get();
-    holdings[&made->ref.book->book().entry(made->ref.entry)] = std::move(holding);
-    return made;
-  }
-  std::shared_ptr<Region> known(const Segment::Key& key) {
-    const auto found = regions.find(key);
-    return found == regions.end() ? nullptr : found->second.lock();
-  }
-  void remember(const std::shared_ptr<Region>& region) {
-    std::erase_if(regions, [](const auto& item) { return item.second.expired(); });
-    std::erase_if(slots, [this](const auto& item) {
-      return std::none_of(regions.begin(), regions.end(), [&](const auto& known) {
-        return known.second.lock().get() == item.first;
-      });
-    });
-    regions[region->key()] = region;
-  }
-
-  int slot_in(const Region& region) {
-    const auto found = slots.find(&region);
-    if (found != slots.end()) return found->second;
-    const ProcessWord self =
-        region.kind() == Region::Kind::kNamed ? named->number() : own_process_word();
-    return slots[&region] = region.book().claim_slot(self);
-  }
-
-  // Nobody here uses the block: true if it is free again.
-  bool end_own(const BookEntry* entry) {
-    Holding& holding = *holdings.at(entry);
-    if (!holding.ref.book->book().try_end(holding.ref.entry)) return false;
-    if (holding.guest) guests.erase(holding.data);
-    pool.give_back(holding.place);
-    holdings.erase(entry);
-    return true;
-  }
-
-  void look_at_abandoned(std::size_t most) {
-    for (std::size_t i = 0; i < most && !abandoned.empty(); ++i) {
-      // Round robin: the last goes to the front of the line's other end.
-      const std::size_t at = next_look++ % abandoned.size();
-      const auto* const entry = abandoned[at];
-      const auto found = holdings.find(entry);
-      const bool back = found != holdings.end() && found->second->count > 0;
-      if (back || found == holdings.end() || end_own(entry)) {
-        abandoned[at] = abandoned.back();
-        abandoned.pop_back();
-      }
-    }
-  }
-  std::size_t next_look = 0;
-
-  void drop_user(ProcessWord user) {
-    pool.for_each_region([&](const std::shared_ptr<Region>& region) {
-      for (int i = 0; i < kMostHolders; ++i) {
-        if (region->book().slot(i) == user) region->book().drop_slot(i);
-      }
-    });
-  }
-
-  // Finds out which processes use the pool, and which of them are gone.
-  void look_for_deaths() {
-    pool.for_each_region([&](const std::shared_ptr<Region>& region) {
-      for (int i = 0; i < kMostHolders; ++i) {
-        const ProcessWord user = region->book().slot(i);
-        if (user == 0 || users.contains(user)) continue;
-        // Opened before the look at its start time: so it is that process's, or that of none.
-        UniqueFd pidfd = open_pidfd(pid_of(user));
-        if (is_running(user)) {
-          users[user] = std::move(pidfd);  // empty where descriptors have run out
-        } else {
-          region->book().drop_slot(i);
-        }
-      }
-    });
-    for (auto i = users.begin(); i != users.end();) {
-      pollfd item{i->second.get(), POLLIN, 0};
-      const bool gone = i->second ? ::poll(&item, 1, 0) > 0 : !is_running(i->first);
-      if (gone) drop_user(i->first);
-      i = gone ? users.erase(i) : std::next(i);
-    }
-  }
-
-  void sweep() {
-    if (!abandoned.empty()) look_for_deaths();
-    for (std::size_t left = abandoned.size(); left > 0; --left) look_at_abandoned(1);
-  }
-};
-
-namespace {
-
 std::atomic<Depot*> current{nullptr};
 
-// Blocks that this process's parents had when it was forked. Written in the child, before it has
-// another thread.
-std::set<std::pair<Segment::Key, std::uint64_t>>& inherited() {
-  static auto* const blocks = new std::set<std::pair<Segment::Key, std::uint64_t>>;
-  return *blocks;
-}
-
 }  // namespace
-
-// A forked child has its parent's tensors, and nobody knows but the two. Until the child has set
-// its bits, the blocks count as being under way.
-namespace {
-
-void for_each_held(auto& holdings, auto visit) {
-  for (const auto& [entry, holding] : holdings) {
-    if (holding->count > 0) visit(*holding);
-  }
-}
-
-}  // namespace
-
-struct Depot::Fork {
-  using Lock = Guarded<State>::Lock;
-  // Of the fork under way in this thread.
-  static std::optional<Lock>& lock() {
-    static thread_local std::optional<Lock> held;
-    return held;
-  }
-  static void before();
-  static void in_parent() { lock().reset(); }
-  static void in_child();
-};
-
-void Depot::Fork::before() {
-  Depot* const depot = current.load(std::memory_order_acquire);
-  if (!depot || depot->generation_ != fork_generation()) return;
-  auto& held = lock();
-  held.emplace(depot->state_->lock());
-  for_each_held((*held)->holdings, [](const Holding& holding) {
-    holding.ref.book->book().enter_transit(holding.ref.entry);
-  });
-}
-
-void Depot::Fork::in_child() {
-  auto& held = lock();
-  if (!held) return;
-  try {
-    std::unordered_map<const Region*, int> slots;
-    const ProcessWord self = own_process_word();
-    for_each_held((*held)->holdings, [&](const Holding& holding) {
-      const Region& region = *holding.ref.book;
-      // A named block is a file of its own: the child's mapping is all it needs.
-      if (region.kind() != Region::Kind::kNamed) {
-        auto slot = slots.find(&region);
-        if (slot == slots.end())
-          slot = slots.emplace(&region, region.book().claim_slot(self)).first;
-        region.book().acquire(holding.ref.entry, holding.ref.generation, slot->second);
-        inherited().emplace(region.key(), holding.ref.entry);
-      }
-      region.book().leave_transit(holding.ref.entry);
-    });
-  } catch (const std::exception& error) {
-    // What is left counts as under way for good: safe, but never free again.
-    log_warn("a forked child could not say what it inherited: ", error.what());
-  }
-  held.reset();
-}
 
 Depot& Depot::instance() {
   Depot* depot = current.load(std::memory_order_acquire);
@@ -234,10 +30,14 @@ Depot& Depot::instance() {
   return *depot;
 }
 
+Depot* Depot::existing() noexcept {
+  Depot* const depot = current.load(std::memory_order_acquire);
+  return depot && depot->generation_ == fork_generation() ? depot : nullptr;
+}
+
 Depot::Depot() : generation_(fork_generation()), state_(std::make_unique<Guarded<State>>()) {
   // After those of fork_guard (installed by the call above), so that in the child they run later.
-  static const int error = pthread_atfork(Fork::before, Fork::in_parent, Fork::in_child);
-  CONVOY_CHECK(error == 0, errno_text(error));
+  Fork::install();
 }
 
 Depot::~Depot() = default;
@@ -395,7 +195,7 @@ Lease Depot::open(const BlockRef& ref) {
   Holding* const holding = state->add(ref);
   holding->slot = slot;
   // What this process inherited when it was forked it keeps: one lease more than it knows of.
-  if (inherited().contains({ref.book->key(), ref.entry})) ++holding->count;
+  if (Fork::inherited(ref.book->key(), ref.entry)) ++holding->count;
   if (named) state->named->join();
   return {this, holding};
 }

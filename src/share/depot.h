@@ -56,6 +56,8 @@ class Lease {
 class Depot {
  public:
   static Depot& instance();
+  // nullptr if nobody has used it in this process.
+  static Depot* existing() noexcept;
 
   // From the pool; begins at a page, not cleared. Throws kResource.
   Lease allocate(std::size_t bytes);

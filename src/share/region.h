@@ -6,7 +6,7 @@
 #include <string>
 
 #include "os/segment.h"
-#include "share/ledger.h"
+#include "share/book.h"
 
 namespace convoy::share {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "os/segment.h"
-#include "share/ledger.h"
+#include "share/book.h"
 #include "share/pool.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"

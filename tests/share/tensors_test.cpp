@@ -140,8 +140,8 @@ TEST_F(ShareTensorTest, Devices) {
 
 TEST_F(ShareTensorTest, WhatCannotBeSent) {
   auto [a, b] = channel();
-  const auto refused = [&](ErrorKind kind, const char* part, const at::Tensor& tensor) {
-    expect_error(kind, part, [&, &end = a] { end.send(tensor); });
+  const auto refused = [&end = a](ErrorKind kind, const char* part, const at::Tensor& tensor) {
+    expect_error(kind, part, [&] { end.send(tensor); });
   };
   refused(ErrorKind::kInvalidArgument, "undefined", {});
   refused(ErrorKind::kUnsupported, "QInt8",

@@ -1,4 +1,4 @@
-#include "share/ledger.h"
+#include "share/book.h"
 
 #include <unistd.h>
 

@@ -23,7 +23,7 @@ namespace convoy::share {
 //   entries    one for each page of the region, used for the page at which a block begins
 //   blocks     the memory itself, from `first` on
 //
-// A process counts its own references by itself (holdings.h); the book knows whether it has any: a
+// A process counts its own references by itself (Depot); the book knows whether it has any: a
 // bit. Whoever hands a block to another process keeps its own bit until the other one has set its
 // own: while a handle is under way the block has at least one holder. Bits of dead processes are
 // cleared by the owner, who learns of deaths by pidfd.
