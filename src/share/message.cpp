@@ -125,7 +125,7 @@ void check(const WireValue& value) {
     case WireValue::kBytes:
     case WireValue::kTensor:
     case WireValue::kPython: break;
-    case WireValue::kDevice:  // a device's number, then what its DeviceSharing made
+    case WireValue::kDevice:  // what a DeviceSharing made, then its device's number
       if (length == 0) bad("a tensor has no device");
       break;
     default: bad("a value is of unknown kind");

@@ -73,18 +73,20 @@ T number_of(std::string_view bytes) {
   return value;
 }
 
-// A tensor of another device: the device, then what only that device understands.
+// A tensor of another device: what only that device understands, then the device.
 std::string reduce_elsewhere(const at::Tensor& tensor) {
   const auto device = tensor.device().type();
-  return std::string(1, static_cast<char>(device)) + device_sharing(device).reduce(tensor);
+  std::string bytes = device_sharing(device).reduce(tensor);
+  bytes.push_back(static_cast<char>(device));
+  return bytes;
 }
 
 at::Tensor rebuild_elsewhere(std::string_view bytes) {
-  const auto device = static_cast<c10::DeviceType>(bytes[0]);
+  const auto device = static_cast<c10::DeviceType>(bytes.back());
   if (device < c10::DeviceType::CPU || device >= c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES) {
     fail(ErrorKind::kInvalidArgument, "a tensor is on an unknown device");
   }
-  return device_sharing(device).rebuild(bytes.substr(1));
+  return device_sharing(device).rebuild(bytes.substr(0, bytes.size() - 1));
 }
 
 // A region that a message names by path.
