@@ -174,7 +174,8 @@ TEST(ShareFaultTest, SixtyFourDescriptors) {
 TEST(ShareFaultTest, ADescriptorLimitIsAnError) {
   run_in_process([] {
     auto [a, b] = channel();
-    const rlimit limit{static_cast<rlim_t>(::open("/dev/null", O_RDONLY)) + 1, 64};
+    UniqueFd highest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const rlimit limit{static_cast<rlim_t>(highest.get()) + 1, 64};
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
     expect_error(ErrorKind::kResource, "", [&, &end = a] { end.send(at::ones({8})); });
     const rlimit more{64, 64};
