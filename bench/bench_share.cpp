@@ -1,6 +1,7 @@
 // Echoes of tensors between two processes: one round of every case, as a line of JSON.
 //
 //   bench_share convoy     over a channel
+//   bench_share convoy many_1k   one case of it
 //   bench_share limit      what the system allows: descriptors over a socket, mapped by the
 //   receiver
 //
@@ -45,9 +46,12 @@ double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
+std::string only;  // the one case to run; empty: all
+
 void run(const std::vector<Case>& cases) {
   std::string line;
   for (const Case& c : cases) {
+    if (!only.empty() && only != c.name) continue;
     std::vector<double> times;
     for (int i = 0; i < c.echoes; ++i) {
       if (c.asleep) std::this_thread::sleep_for(std::chrono::milliseconds(3));
@@ -180,6 +184,7 @@ void run_limit() {
 
 int main(int argc, char** argv) {
   const std::string side = argc > 1 ? argv[1] : "";
+  if (argc > 2) convoy::only = argv[2];
   if (side == "convoy") {
     convoy::run_convoy();
   } else if (side == "limit") {

@@ -13,9 +13,10 @@ namespace convoy::share {
 struct StorageContext {
   SharedCache* cache;
   Lease lease;
+  std::uint64_t offset;
   std::uint64_t serial;
 
-  ~StorageContext() { cache->forget(lease.data(), serial); }  // before the lease goes
+  ~StorageContext() { cache->forget(lease.data() + offset, serial); }  // before the lease goes
 };
 
 namespace {
@@ -29,6 +30,11 @@ const StorageContext* context_of(const c10::Storage& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   return data.get_deleter() == &release_context ? static_cast<StorageContext*>(data.get_context())
                                                 : nullptr;
+}
+
+Lease allocate_block(std::size_t bytes, Strategy strategy) {
+  Depot& depot = Depot::instance();
+  return strategy == Strategy::kFile ? depot.allocate_named(bytes) : depot.allocate(bytes);
 }
 
 c10::Storage make_storage(std::size_t bytes, c10::DataPtr data) {
@@ -51,9 +57,9 @@ SharedCache& SharedCache::instance() {
   return *cache;
 }
 
-c10::DataPtr SharedCache::adopt(Lease lease, std::uint64_t serial) {
-  void* const data = lease.data();
-  auto* const context = new StorageContext{this, std::move(lease), serial};
+c10::DataPtr SharedCache::adopt(Lease lease, std::uint64_t offset, std::uint64_t serial) {
+  void* const data = lease.data() + offset;
+  auto* const context = new StorageContext{this, std::move(lease), offset, serial};
   return {data, context, &release_context, c10::Device(c10::DeviceType::CPU)};
 }
 
@@ -78,50 +84,75 @@ void SharedCache::forget(const void* data, std::uint64_t serial) noexcept {
 }
 
 c10::Storage SharedCache::allocate(std::size_t bytes, Strategy strategy) {
-  Depot& depot = Depot::instance();
-  Lease lease = strategy == Strategy::kFile ? depot.allocate_named(bytes) : depot.allocate(bytes);
+  Lease lease = allocate_block(bytes, strategy);
   const void* const data = lease.data();
   auto state = state_.lock();
   const std::uint64_t serial = state->next_serial++;
-  auto storage = make_storage(bytes, adopt(std::move(lease), serial));
+  auto storage = make_storage(bytes, adopt(std::move(lease), 0, serial));
   insert(*state, data, storage, serial);
   return storage;
+}
+
+Place SharedCache::place_of(const Parcel& parcel) {
+  if (parcel.lease) return {&parcel.lease.ref(), 0};
+  const auto* const context = context_of(parcel.storage);
+  return {&context->lease.ref(), context->offset};
+}
+
+// Under moving_.
+void SharedCache::replace_memory(const c10::Storage& storage, Lease lease, std::uint64_t offset) {
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  std::byte* const data = lease.data() + offset;
+  std::memcpy(data, impl->mutable_data(), impl->nbytes());  // its own, if it was copied lazily
+  c10::DataPtr old;                                         // let go after the lock
+  auto state = state_.lock();
+  const std::uint64_t serial = state->next_serial++;
+  old = impl->set_data_ptr(adopt(std::move(lease), offset, serial));
+  impl->set_resizable(false);
+  insert(*state, data, storage, serial);
+  state.unlock();
 }
 
 Parcel SharedCache::share(const c10::Storage& storage, Strategy strategy) {
   if (!storage.device().is_cpu()) {
     fail(ErrorKind::kUnsupported, "memory of ", storage.device().str(), " cannot be shared here");
   }
-  if (storage.nbytes() == 0) return {storage, {}, {}};
-  if (const auto* const context = context_of(storage)) return {storage, {}, context->lease.ref()};
+  if (context_of(storage)) return {storage, {}};
   const std::size_t bytes = storage.nbytes();
   if (auto lease = Depot::instance().lease_group_memory(storage.data(), bytes)) {
     insert(*state_.lock(), storage.data(), storage, 0);
-    BlockRef ref = lease->ref();
-    return {storage, std::move(*lease), std::move(ref)};
+    return {storage, std::move(*lease)};
   }
   const std::scoped_lock moving(moving_);
-  if (const auto* const context = context_of(storage)) return {storage, {}, context->lease.ref()};
-  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
-  const void* const source = impl->mutable_data();  // of its own, if it was copied lazily
-  Depot& depot = Depot::instance();
-  Lease lease = strategy == Strategy::kFile ? depot.allocate_named(bytes) : depot.allocate(bytes);
-  std::memcpy(lease.data(), source, bytes);
-  const void* const data = lease.data();
-  const BlockRef ref = lease.ref();
-  c10::DataPtr old;
-  {
-    auto state = state_.lock();
-    const std::uint64_t serial = state->next_serial++;
-    old = impl->set_data_ptr(adopt(std::move(lease), serial));
-    impl->set_resizable(false);
-    insert(*state, data, storage, serial);
-  }
-  return {storage, {}, ref};
+  if (!context_of(storage)) replace_memory(storage, allocate_block(bytes, strategy), 0);
+  return {storage, {}};
 }
 
-c10::Storage SharedCache::storage_of(Lease lease, std::size_t bytes) {
-  const void* const data = lease.data();
+void SharedCache::share_together(const std::vector<c10::Storage>& storages) {
+  constexpr std::size_t kAlignment = 64;
+  constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // of a block: one storage keeps it
+  const auto room = [](const c10::Storage& storage) {
+    return (storage.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  const std::scoped_lock moving(moving_);
+  for (std::size_t first = 0, next = 0; first < storages.size(); first = next) {
+    std::size_t bytes = 0;
+    for (; next < storages.size() && (next == first || bytes + room(storages[next]) <= kMostBytes);
+         ++next) {
+      bytes += room(storages[next]);
+    }
+    const Lease block = Depot::instance().allocate(bytes);
+    std::uint64_t offset = 0;
+    for (std::size_t i = first; i < next; ++i) {
+      if (is_shared(storages[i])) continue;  // also one that came twice
+      replace_memory(storages[i], block.copy(), offset);
+      offset += room(storages[i]);
+    }
+  }
+}
+
+c10::Storage SharedCache::storage_of(const Lease& lease, std::uint64_t offset, std::size_t bytes) {
+  const void* const data = lease.data() + offset;
   c10::intrusive_ptr<c10::StorageImpl> there;  // let go after the lock
   auto state = state_.lock();
   const auto found = state->entries.find(data);
@@ -130,7 +161,7 @@ c10::Storage SharedCache::storage_of(Lease lease, std::size_t bytes) {
     if (there && there->nbytes() == bytes) return c10::Storage(there);
   }
   const std::uint64_t serial = state->next_serial++;
-  auto storage = make_storage(bytes, adopt(std::move(lease), serial));
+  auto storage = make_storage(bytes, adopt(lease.copy(), offset, serial));
   insert(*state, data, storage, serial);
   return storage;
 }

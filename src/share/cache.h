@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "base/guarded.h"
 #include "convoy/share.h"
@@ -17,8 +18,13 @@ namespace convoy::share {
 // A storage that is under way: it and its memory are kept until the receiver has it.
 struct Parcel {
   c10::Storage storage;
-  Lease lease;   // of memory of a group; other storages hold theirs themselves
-  BlockRef ref;  // of no block if the storage is empty
+  Lease lease;  // of memory of a group; other storages hold theirs themselves
+};
+
+// Where a storage's memory lies.
+struct Place {
+  const BlockRef* block = nullptr;  // valid as long as the parcel is
+  std::uint64_t offset = 0;         // in the block
 };
 
 // Which storage of this process stands for which block of shared memory: a block that comes twice
@@ -29,13 +35,17 @@ class SharedCache {
  public:
   static SharedCache& instance();
 
-  // Makes the storage's memory shared, in place, if it is not: a copy, once. Throws kResource,
-  // kUnsupported for memory that is not the CPU's.
+  // Makes the storage's memory shared, in place, if it is not: a copy, once. It is not empty.
+  // Throws kResource, kUnsupported for memory that is not the CPU's.
   Parcel share(const c10::Storage& storage, Strategy strategy);
+  static Place place_of(const Parcel& parcel);
+  // The same for many small ones, which then lie side by side in few blocks: their memory is free
+  // again when all of a block are gone. What is shared already stays where it is.
+  void share_together(const std::vector<c10::Storage>& storages);
   // A new one. At least one byte.
   c10::Storage allocate(std::size_t bytes, Strategy strategy);
-  // The storage of a block that was received: the one that is there, or a new one.
-  c10::Storage storage_of(Lease lease, std::size_t bytes);
+  // The storage of so many bytes of a block that was received: the one that is there, or a new one.
+  c10::Storage storage_of(const Lease& lease, std::uint64_t offset, std::size_t bytes);
 
   // True for memory of this module's, and for memory of a group.
   static bool is_shared(const c10::Storage& storage);
@@ -58,7 +68,8 @@ class SharedCache {
   };
 
   SharedCache();
-  c10::DataPtr adopt(Lease lease, std::uint64_t serial);
+  c10::DataPtr adopt(Lease lease, std::uint64_t offset, std::uint64_t serial);
+  void replace_memory(const c10::Storage& storage, Lease lease, std::uint64_t offset);
   void forget(const void* data, std::uint64_t serial) noexcept;
   static void insert(State& state, const void* data, const c10::Storage& storage,
                      std::uint64_t serial);

@@ -98,7 +98,13 @@ Lease Depot::allocate(std::size_t bytes) {
 Lease Depot::allocate_named(std::size_t bytes) {
   auto state = state_->lock();
   if (!state->named) state->named.emplace();
-  auto region = state->named->create(bytes);
+  std::shared_ptr<Region> region;
+  try {
+    region = state->named->create(bytes);
+  } catch (...) {
+    state->named->rest();
+    throw;
+  }
   state->remember(region);
   const Book& book = region->book();
   const std::uint64_t first = book.head().first;
@@ -204,6 +210,11 @@ bool Depot::held_elsewhere(const BlockRef& ref) {
   auto state = state_->lock();
   state->look_for_deaths();
   return !ref.book->book().unheld(ref.entry);
+}
+
+void Depot::retain(Holding* holding) {
+  const auto state = state_->lock();
+  ++holding->count;
 }
 
 void Depot::release(Holding* holding) noexcept {
@@ -338,6 +349,11 @@ Lease& Lease::operator=(Lease&& other) noexcept {
 
 void Lease::reset() noexcept {
   if (holding_) depot_->release(std::exchange(holding_, nullptr));
+}
+
+Lease Lease::copy() const {
+  depot_->retain(holding_);
+  return {depot_, holding_};
 }
 
 std::byte* Lease::data() const { return holding_->data; }

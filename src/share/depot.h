@@ -38,6 +38,8 @@ class Lease {
 
   explicit operator bool() const { return holding_ != nullptr; }
   void reset() noexcept;
+  // Another one to the same block.
+  Lease copy() const;
   std::byte* data() const;
   std::size_t bytes() const;
   const BlockRef& ref() const;
@@ -111,6 +113,7 @@ class Depot {
   Depot();
   ~Depot();
   void release(Holding* holding) noexcept;
+  void retain(Holding* holding);
   void run_reapers();
   const unsigned generation_;  // fork_generation() of the process that made it
   const std::unique_ptr<Guarded<State>> state_;

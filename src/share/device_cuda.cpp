@@ -151,8 +151,8 @@ class CudaSharing final : public DeviceSharing {
     handle.requires_grad = tensor.requires_grad();
     handle.conjugate = tensor.is_conj();
     handle.negative = tensor.is_neg();
-    handle.sizes = tensor.sizes().vec();
-    handle.strides = tensor.strides().vec();
+    handle.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+    handle.strides.assign(tensor.strides().begin(), tensor.strides().end());
     handle.offset = tensor.storage_offset();
     handle.storage_bytes = tensor.storage().nbytes();
     if (handle.storage_bytes > 0) handle.storage = {1, 0};
@@ -165,7 +165,7 @@ class CudaSharing final : public DeviceSharing {
     std::erase_if(limbo_, [](const Sent& sent) {
       const auto parcel =
           SharedCache::instance().share(sent.ticket.storage(), Strategy::kDescriptor);
-      if (Depot::instance().held_elsewhere(parcel.ref)) return false;
+      if (Depot::instance().held_elsewhere(*SharedCache::place_of(parcel).block)) return false;
       cudaEventDestroy(sent.event);
       return true;
     });

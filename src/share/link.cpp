@@ -18,6 +18,8 @@ namespace {
 
 constexpr int kMostSpins = 4000;  // of a few tens of nanoseconds
 constexpr int kLeastSpins = 64;
+// A wait as short as this would have been shorter without sleeping.
+constexpr auto kShortWait = std::chrono::microseconds(300);
 constexpr int kYields = 4;
 // How old the knowledge may be that the peer lives when a message is sent.
 constexpr auto kLookInterval = std::chrono::milliseconds(1);
@@ -34,7 +36,7 @@ int spins_here() {
 }  // namespace
 
 Link::Link(Socket socket)
-    : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()), spins_(spins_here() / 2) {}
+    : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()), spins_(spins_here()) {}
 
 Link::~Link() { close(); }
 
@@ -283,23 +285,23 @@ template <class Ready>
 bool Link::wait(std::atomic<std::uint32_t>& sleeps, const Deadline& deadline, Ready ready) {
   const int spins = spins_.load(std::memory_order_relaxed);
   for (int i = 0; i < spins; ++i) {
-    if (ready()) {
-      spins_.store(std::min(2 * spins + kLeastSpins, spins_here()), std::memory_order_relaxed);
-      return true;
-    }
+    if (ready()) return true;
     cpu_relax();
   }
+  const auto start = Deadline::Clock::now();
   for (int i = 0; i < kYields; ++i) {
     if (ready()) return true;
     yield_cpu();
   }
-  spins_.store(std::min(std::max(spins / 2, kLeastSpins), spins_here()), std::memory_order_relaxed);
   const bool came = sleep(deadline, [&] {
     if (lost() || closed()) return true;
     sleeps.store(1, std::memory_order_seq_cst);
     return ready();
   });
   sleeps.store(0, std::memory_order_relaxed);
+  const bool was_short = Deadline::Clock::now() - start < kShortWait;
+  spins_.store(was_short ? spins_here() : std::min(std::max(spins / 2, kLeastSpins), spins_here()),
+               std::memory_order_relaxed);
   return came;
 }
 

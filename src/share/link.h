@@ -120,7 +120,9 @@ class Link {
   UniqueFd pidfd_;
   Deadline::Clock::time_point last_pump_;
 
-  // How long it pays to spin: doubled when the awaited came while spinning, halved when not.
+  // How long the next wait spins: all the time if the last one was short, asleep or not (a wake-up
+  // costs more than a spin, and two sides that both sleep never find out); ever less if it was
+  // long.
   std::atomic<int> spins_;
 };
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "share/device.h"
@@ -23,23 +24,43 @@ class Packer {
   WireMessage message;
   std::vector<Parcel> parcels;
 
+  // The blocks are kept by the bytes from now on, once each.
+  void enter_transit() const {
+    std::unordered_set<const void*> done;
+    for (const Parcel& parcel : parcels) {
+      const BlockRef& ref = *SharedCache::place_of(parcel).block;
+      if (done.insert(&ref.book->book().entry(ref.entry)).second) {
+        ref.book->book().enter_transit(ref.entry);
+      }
+    }
+  }
+
   std::uint32_t add_region(WireRegion region) {
     message.regions.push_back(std::move(region));
     return static_cast<std::uint32_t>(message.regions.size() - 1) | WireBlock::kLocal;
   }
 
  private:
-  // Handles say "storage n of this message" where others say a segment.
+  // Handles say "so many bytes into block n of this message" where others say a segment.
   shm::Location place(const c10::Storage& storage) {
-    const auto [found, fresh] =
-        places_.try_emplace(storage.unsafeGetStorageImpl(), parcels.size() + 1);
-    if (fresh) {
+    if (parcels.empty() ||
+        parcels.back().storage.unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) {
       parcels.push_back(SharedCache::instance().share(storage, strategy_));
-      message.blocks.push_back(
-          to_wire(parcels.back().ref, [this](const auto& region) { return number(region); }));
-      message.blocks.back().bytes = storage.nbytes();
     }
-    return {found->second, 0};
+    const Place place = SharedCache::place_of(parcels.back());
+    const BlockRef& ref = *place.block;
+    const void* const key = &ref.book->book().entry(ref.entry);
+    // Neighbours are often in one block.
+    if (key != last_block_) {
+      const auto [found, fresh] = blocks_.try_emplace(key, message.blocks.size() + 1);
+      if (fresh) {
+        message.blocks.push_back(
+            to_wire(ref, [this](const auto& region) { return number(region); }));
+      }
+      last_block_ = key;
+      last_number_ = found->second;
+    }
+    return {last_number_, place.offset};
   }
   std::uint32_t number(const std::shared_ptr<Region>& region) {
     if (region->kind() != Region::Kind::kNamed) return name_(region);
@@ -52,7 +73,9 @@ class Packer {
 
   const Strategy strategy_;
   const NameRegion& name_;
-  std::unordered_map<const c10::StorageImpl*, std::uint64_t> places_;
+  std::unordered_map<const void*, std::uint64_t> blocks_;  // by entry in its book: number
+  const void* last_block_ = nullptr;
+  std::uint64_t last_number_ = 0;
 };
 
 std::string_view as_text(const void* data, std::size_t bytes) {
@@ -112,15 +135,11 @@ std::shared_ptr<Region> find_by_path(const WireRegion& wire) {
 // The values of a message, with blocks opened once each.
 class Unpacker {
  public:
-  Unpacker(const WireMessage& message, const FindRegion& find)
-      : message_(message), find_(find), storages_(message.blocks.size()) {
+  Unpacker(const WireMessage& message, const FindRegion& find) : find_(find) {
     for (const WireRegion& region : message.regions) regions_.push_back(find_by_path(region));
     // All at once: a message is received as a whole or not at all.
+    leases_.reserve(message.blocks.size());
     for (const WireBlock& block : message.blocks) {
-      if (block.bytes == 0) {
-        leases_.emplace_back();
-        continue;
-      }
       leases_.push_back(Depot::instance().open(
           from_wire(block, [this](std::uint32_t number) { return region(number); })));
     }
@@ -136,15 +155,11 @@ class Unpacker {
   at::Tensor tensor(std::string_view bytes) {
     return tensor_of(decode_handle(bytes), [this](const shm::Location& place, std::uint64_t size) {
       const std::uint64_t index = place.segment - 1;
-      if (place.segment == 0 || index >= storages_.size() || place.offset != 0 ||
-          size != message_.blocks[index].bytes) {
-        fail(ErrorKind::kInvalidArgument,
-             "a tensor is in a storage that its message does not hold");
+      if (place.segment == 0 || index >= leases_.size() || !leases_[index] ||
+          place.offset > leases_[index].bytes() || size > leases_[index].bytes() - place.offset) {
+        fail(ErrorKind::kInvalidArgument, "a tensor is in memory that its message does not hold");
       }
-      if (!storages_[index]) {
-        storages_[index] = SharedCache::instance().storage_of(std::move(leases_[index]), size);
-      }
-      return storages_[index];
+      return SharedCache::instance().storage_of(leases_[index], place.offset, size);
     });
   }
 
@@ -154,18 +169,15 @@ class Unpacker {
     return find_(number);
   }
 
-  const WireMessage& message_;
   const FindRegion& find_;
   std::vector<std::shared_ptr<Region>> regions_;
   std::vector<Lease> leases_;
-  std::vector<c10::Storage> storages_;
 };
 
 }  // namespace
 
 WireBlock to_wire(const BlockRef& ref, const NameRegion& name) {
   WireBlock block;
-  if (!ref.book) return block;  // an empty storage
   block.book = name(ref.book);
   block.memory = ref.memory == ref.book ? block.book : name(ref.memory);
   block.generation = ref.generation;
@@ -186,7 +198,32 @@ BlockRef from_wire(const WireBlock& block, const FindRegion& find) {
   return ref;
 }
 
+namespace {
+
+// Many small tensors that are not shared yet go side by side: a block each would cost more than
+// they are.
+void share_small(const Message& message) {
+  constexpr std::size_t kSmall = std::size_t{16} << 10;
+  constexpr std::size_t kMany = 4;
+  std::vector<c10::Storage> found;
+  for (const Value& value : message) {
+    const auto* const tensor = std::get_if<at::Tensor>(&value);
+    if (!tensor || !tensor->defined() || !tensor->is_cpu() || tensor->layout() != c10::kStrided ||
+        tensor->is_nested() || !tensor->has_storage()) {
+      continue;
+    }
+    const c10::Storage& storage = tensor->storage();
+    if (storage.nbytes() == 0 || storage.nbytes() > kSmall || SharedCache::is_shared(storage))
+      continue;
+    found.push_back(storage);
+  }
+  if (found.size() >= kMany) SharedCache::instance().share_together(found);
+}
+
+}  // namespace
+
 Packed pack(const Message& message, Strategy strategy, const NameRegion& name) {
+  if (strategy == Strategy::kDescriptor) share_small(message);
   Packer packer(strategy, name);
   std::vector<std::string> made;  // what values refer to; does not move
   made.reserve(message.size());
@@ -237,9 +274,7 @@ Packed pack_self_contained(const at::Tensor& tensor, Strategy strategy) {
   self = &packer;
   const std::string handle = packer.tensor(tensor);
   packer.message.values.push_back({WireValue::kTensor, handle});
-  for (const Parcel& parcel : packer.parcels) {
-    if (parcel.ref.book) parcel.ref.book->book().enter_transit(parcel.ref.entry);
-  }
+  packer.enter_transit();
   return {encode(packer.message), std::move(packer.parcels)};
 }
 

@@ -57,7 +57,7 @@ at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   TensorHandle handle;
   handle.type = c10::typeMetaToScalarType(options.dtype());
   handle.requires_grad = options.requires_grad();
-  handle.sizes = sizes.vec();
+  handle.sizes.assign(sizes.begin(), sizes.end());
   handle.strides.resize(sizes.size());
   std::int64_t count = 1;
   for (std::size_t i = sizes.size(); i-- > 0;) {
@@ -85,6 +85,7 @@ at::Tensor share_memory_(const at::Tensor& tensor) {
       fail(ErrorKind::kUnsupported, "share_memory_: a tensor of layout ", c10::str(part.layout()),
            " has no storage that could be shared");
     }
+    if (part.storage().nbytes() == 0) continue;
     SharedCache::instance().share(part.storage(), get_sharing_strategy());
   }
   return tensor;

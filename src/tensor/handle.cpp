@@ -282,7 +282,7 @@ TensorHandle handle_of(const at::Tensor& tensor, const StorageLocator& locate) {
                     handle_of(plain._nested_tensor_storage_offsets().clone(), locate)};
     return handle;
   }
-  handle.sizes = tensor.sizes().vec();
+  handle.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   if (handle.layout == c10::kSparse) {
     handle.kind = TensorHandle::Kind::kSparseCoo;
     handle.coalesced = tensor.is_coalesced();
@@ -303,7 +303,7 @@ TensorHandle handle_of(const at::Tensor& tensor, const StorageLocator& locate) {
   }
   handle.conjugate = tensor.is_conj();
   handle.negative = tensor.is_neg();
-  handle.strides = tensor.strides().vec();
+  handle.strides.assign(tensor.strides().begin(), tensor.strides().end());
   if (tensor.is_meta()) {
     handle.kind = TensorHandle::Kind::kMeta;
     return handle;

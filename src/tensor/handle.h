@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Layout.h>
 #include <c10/core/Storage.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
 #include <functional>
@@ -27,10 +28,10 @@ struct TensorHandle {
   bool conjugate = false;
   bool negative = false;
   bool coalesced = false;  // of kSparseCoo
-  std::vector<std::int64_t> sizes;
+  c10::DimVector sizes;
 
   // Of kStrided; kMeta has strides. An empty storage has segment 0.
-  std::vector<std::int64_t> strides;
+  c10::DimVector strides;
   std::int64_t offset = 0;  // of the first element in the storage, in elements
   shm::Location storage;
   std::uint64_t storage_bytes = 0;
