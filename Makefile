@@ -32,7 +32,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp soak-coll tidy check-headers \
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-share soak-coll tidy check-headers \
            check-layers format install python wheel clean help
 settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
 
@@ -110,6 +110,9 @@ bench-python: build ## torch.distributed on our backend beside Gloo, into build/
 
 bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/bench/ddp.json
 	@bench/ddp.py
+
+bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
+	@bench/share.py
 
 soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
 	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \

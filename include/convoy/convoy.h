@@ -22,6 +22,9 @@
 #include "convoy/window.h"
 #include "convoy/work.h"
 
+// Tensors between processes.
+#include "convoy/share.h"
+
 // Data parallel training.
 #include "convoy/averager.h"
 #include "convoy/ddp.h"

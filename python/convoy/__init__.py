@@ -30,11 +30,16 @@ from convoy._C import (ConvoyBackend, GradBucket, Options, allocator_stats, inst
 from convoy._ddp import DistributedDataParallel
 from convoy._error import Error
 from convoy._groups import current_group, new_group, process_group
+from convoy._C import (get_sharing_strategy, is_shared, set_sharing_strategy, share_memory_,
+                       share_usage, trim)
+from convoy._share import Channel, Listener, channel, connect, install_reductions, listen
 from _convoy import autoload as _autoload
 
-__all__ = ["ConvoyBackend", "DistributedDataParallel", "Error", "GradBucket", "Options", "allocator_stats", "current_group",
-           "install_allocator", "is_allocator_installed", "launcher_store", "new_group",
-           "process_group", "trim_allocator", "uninstall_allocator"]
+__all__ = ["Channel", "ConvoyBackend", "DistributedDataParallel", "Error", "GradBucket", "Listener",
+           "Options", "allocator_stats", "channel", "connect", "current_group", "get_sharing_strategy",
+           "install_allocator", "install_reductions", "is_allocator_installed", "is_shared",
+           "launcher_store", "listen", "new_group", "process_group", "set_sharing_strategy",
+           "share_memory_", "share_usage", "trim", "trim_allocator", "uninstall_allocator"]
 
 _C.install_allocator_if_asked()
 _autoload._register()

@@ -10,6 +10,7 @@
 #include "convoy/version.h"
 #include "python_backend.h"
 #include "python_reducer.h"
+#include "share.h"
 
 namespace py = pybind11;
 
@@ -82,5 +83,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("allocator_stats", &stats_as_dict);
   module.def("trim_allocator", &convoy::trim_allocator, py::call_guard<py::gil_scoped_release>());
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>());
+  bind_share(module);
   module.attr("__version__") = convoy::version();
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Layout.h>
 #include <c10/core/Storage.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
 #include <functional>
@@ -18,7 +19,7 @@ namespace convoy {
 // another process sees the same tensor. A value.
 struct TensorHandle {
   // Wire values: only append.
-  enum class Kind : std::uint8_t { kStrided, kSparseCoo, kSparseCompressed };
+  enum class Kind : std::uint8_t { kStrided, kSparseCoo, kSparseCompressed, kMeta, kNested };
 
   Kind kind = Kind::kStrided;
   c10::ScalarType type = c10::ScalarType::Float;
@@ -27,24 +28,30 @@ struct TensorHandle {
   bool conjugate = false;
   bool negative = false;
   bool coalesced = false;  // of kSparseCoo
-  std::vector<std::int64_t> sizes;
+  c10::DimVector sizes;
 
-  // Of kStrided. An empty storage has segment 0.
-  std::vector<std::int64_t> strides;
+  // Of kStrided; kMeta has strides. An empty storage has segment 0.
+  c10::DimVector strides;
   std::int64_t offset = 0;  // of the first element in the storage, in elements
   shm::Location storage;
   std::uint64_t storage_bytes = 0;
 
-  // Of the others: indices and values; compressed indices, plain indices and values.
+  // Of the others: indices and values; compressed indices, plain indices and values; of a nested
+  // tensor its buffer, and sizes, strides and offsets of its components.
   std::vector<TensorHandle> parts;
 
   friend bool operator==(const TensorHandle&, const TensorHandle&) = default;
 };
 
-// The handle of a CPU tensor whose storage lies in this process's shared memory (shared_allocator).
-// kInvalidArgument if it does not, and for one that is no leaf and requires a gradient;
-// kUnsupported for a layout, device or type that has no handle.
+// The handle of a CPU (or meta) tensor whose storage lies in this process's shared memory
+// (shared_allocator). kInvalidArgument if it does not, for an undefined tensor, and for
+// one that is no leaf and requires a gradient; kUnsupported for a layout, device or type that has
+// no handle.
 TensorHandle handle_of(const at::Tensor& tensor);
+// The same with another notion of where storages lie: asked for each that is not empty, once a
+// part.
+using StorageLocator = std::function<shm::Location(const c10::Storage& storage)>;
+TensorHandle handle_of(const at::Tensor& tensor, const StorageLocator& locate);
 
 // Memory of a storage in this process. Asked once for each strided part that is not empty; views of
 // one storage stay views of one if it answers alike for equal locations.

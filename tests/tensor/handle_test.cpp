@@ -146,7 +146,6 @@ void refused(const char* part, Function function) {
 TEST(TensorHandleTest, WhatHasNone) {
   refused("not in shared memory", [] { handle_of(at::ones({3})); });
   refused("undefined", [] { handle_of({}); });
-  refused("on meta", [] { handle_of(at::empty({3}, at::kMeta)); });
   refused("QInt8", [] { handle_of(at::quantize_per_tensor(at::ones({2}), 1.0, 0, at::kQInt8)); });
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <set>
 
@@ -78,9 +79,24 @@ struct Fabric::Impl {
   void reap_on_loop();
 };
 
+namespace {
+
+std::atomic<Fabric*> made{nullptr};
+
+}  // namespace
+
+Fabric* Fabric::existing() noexcept {
+  Fabric* const fabric = made.load(std::memory_order_acquire);
+  return fabric && fabric->generation_ == fork_generation() ? fabric : nullptr;
+}
+
 Fabric& Fabric::instance() {
   // Leaked on purpose: peers may need this process's answers until it exits.
-  static Fabric* const fabric = new Fabric();
+  static Fabric* const fabric = [] {
+    auto* const first = new Fabric();
+    made.store(first, std::memory_order_release);
+    return first;
+  }();
   if (fork_generation() != fabric->generation_) {
     fail(ErrorKind::kUnsupported,
          "shared memory cannot be used in a forked child of a rank: threads and connections do not "
@@ -289,6 +305,15 @@ Location Fabric::locate(const void* address, std::size_t bytes) {
 
 std::byte* Fabric::resolve(const Location& location, std::size_t bytes) {
   return impl_->memory.lock()->arena->resolve(location, bytes);
+}
+
+Fabric::SharedSegment Fabric::share_segment(SegmentId id) {
+  std::optional<SharedSegment> found;
+  impl_->memory.lock()->arena->for_each_segment([&](SegmentId other, const Segment& segment) {
+    if (other == id) found = SharedSegment{duplicate(segment.fd()), segment.data(), segment.size()};
+  });
+  if (!found) fail(ErrorKind::kInvalidArgument, "there is no segment ", id, " in this process");
+  return std::move(*found);
 }
 
 std::size_t Fabric::trim() {

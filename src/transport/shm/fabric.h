@@ -44,6 +44,8 @@ class Fabric {
   // Throws kUnsupported in a forked child of a process that used it: threads and connections do not
   // survive a fork.
   static Fabric& instance();
+  // nullptr if nobody has used it in this process.
+  static Fabric* existing() noexcept;
 
   const ProcessInfo& self() const { return self_; }
 
@@ -61,6 +63,15 @@ class Fabric {
   // Blocks that overlap the location are not handed out again before `released()` is true, even if
   // they are freed: a peer may still write there. Asked at later allocations; must not block.
   void quarantine(const Location& location, std::function<bool()> released);
+
+  // A segment of this process's, for passing it to a process that is no peer. It stays mapped at
+  // `data` while a block of it is in use. Throws kInvalidArgument if there is none of this id.
+  struct SharedSegment {
+    UniqueFd fd;
+    std::byte* data;
+    std::size_t bytes;
+  };
+  SharedSegment share_segment(SegmentId id);
 
   // Gives unused segments back to the system; returns the bytes.
   std::size_t trim();

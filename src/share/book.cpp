@@ -1,0 +1,195 @@
+#include "share/book.h"
+
+#include <unistd.h>
+
+#include <new>
+
+#include "base/error.h"
+#include "os/fork_guard.h"
+#include "os/process.h"
+
+namespace convoy::share {
+namespace {
+
+constexpr int kPidBits = 22;  // PID_MAX_LIMIT
+constexpr std::size_t kSlotsBytes = kMostHolders * sizeof(ProcessWord);
+
+constexpr std::uint64_t live(std::uint32_t generation) {
+  return (std::uint64_t{generation} << 1) | 1;
+}
+
+}  // namespace
+
+ProcessWord process_word(pid_t pid, std::uint64_t start_time) {
+  return (start_time << kPidBits) | static_cast<std::uint64_t>(pid);
+}
+
+pid_t pid_of(ProcessWord word) {
+  return static_cast<pid_t>(word & ((std::uint64_t{1} << kPidBits) - 1));
+}
+
+ProcessWord own_process_word() {
+  // Read again in a forked child. Two threads that find it old write the same.
+  static std::atomic<std::uint64_t> known_word{0};
+  static std::atomic<unsigned> known_generation{0};
+  const unsigned generation = fork_generation();
+  std::uint64_t word = known_word.load(std::memory_order_acquire);
+  if (word == 0 || known_generation.load(std::memory_order_acquire) != generation) {
+    word = process_word(getpid(), process_start_time(getpid()));
+    known_word.store(word, std::memory_order_release);
+    known_generation.store(generation, std::memory_order_release);
+  }
+  return word;
+}
+
+bool is_running(ProcessWord word) {
+  const pid_t pid = pid_of(word);
+  const std::uint64_t start = process_start_time(pid);
+  if (start == 0 || process_word(pid, start) != word) return false;
+  const auto state = process_state(pid);
+  return state && *state != 'Z' && *state != 'X';
+}
+
+std::size_t Book::head_bytes(std::size_t region_bytes) {
+  const std::size_t pages = region_bytes / kBookPage;
+  const std::size_t bytes = sizeof(BookHead) + kSlotsBytes + pages * sizeof(BookEntry);
+  return (bytes + kBookPage - 1) / kBookPage * kBookPage;
+}
+
+Book Book::create(std::byte* base, std::size_t region_bytes, BookHead::Kind kind,
+                  ProcessWord owner) {
+  auto* const head = new (base) BookHead;
+  const Book book(base);
+  for (int i = 0; i < kMostHolders; ++i) new (&book.slots()[i]) std::atomic<ProcessWord>(0);
+  for (std::size_t i = 0; i < region_bytes / kBookPage; ++i) new (&book.entries()[i]) BookEntry;
+  head->kind = kind;
+  head->bytes = region_bytes;
+  head->first = head_bytes(region_bytes);
+  head->owner = owner;
+  std::atomic_ref(head->magic).store(BookHead::kMagic, std::memory_order_release);
+  return book;
+}
+
+Book Book::open(std::byte* base, std::size_t region_bytes) {
+  const Book book(base);
+  BookHead& head = book.head();
+  if (region_bytes < head_bytes(region_bytes) + kBookPage ||
+      std::atomic_ref(head.magic).load(std::memory_order_acquire) != BookHead::kMagic ||
+      (head.kind != BookHead::kOwned && head.kind != BookHead::kNamed) ||
+      head.bytes != region_bytes || head.first != head_bytes(region_bytes)) {
+    fail(ErrorKind::kInvalidArgument, "memory of ", region_bytes,
+         " bytes from another process is no region of shared tensors of this version: refused");
+  }
+  return book;
+}
+
+BookEntry* Book::entries() const {
+  return reinterpret_cast<BookEntry*>(base_ + sizeof(BookHead) + kSlotsBytes);
+}
+
+BookEntry& Book::entry(std::uint64_t offset) const { return entries()[offset / kBookPage]; }
+
+bool Book::is_block(std::uint64_t offset, std::uint64_t bytes) const {
+  const BookHead& h = head();
+  return offset % kBookPage == 0 && offset >= h.first && offset < h.bytes &&
+         bytes <= h.bytes - offset;
+}
+
+int Book::claim_slot(ProcessWord process) const {
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int i = 0; i < kMostHolders; ++i) {
+      auto& slot = slots()[i];
+      ProcessWord seen = slot.load(std::memory_order_acquire);
+      if (seen == process) return i;
+      // The first pass only looks for a slot that this process has already.
+      if (pass == 1 && seen == 0 && slot.compare_exchange_strong(seen, process)) return i;
+    }
+  }
+  fail(ErrorKind::kResource, "the memory of pid ", pid_of(head().owner), " is used by ",
+       kMostHolders, " processes already, which is the most; send a copy to this one");
+}
+
+void Book::drop_slot(int index) const {
+  const std::size_t word = static_cast<std::size_t>(index) / 64;
+  const std::uint64_t mask = ~(std::uint64_t{1} << (index % 64));
+  for (std::size_t i = 0; i < head().bytes / kBookPage; ++i) {
+    auto& holders = entries()[i].holders[word];
+    if ((holders.load(std::memory_order_relaxed) & ~mask) != 0) holders.fetch_and(mask);
+  }
+  slots()[index].store(0);
+}
+
+std::uint32_t Book::begin(std::uint64_t offset, std::uint64_t bytes) const {
+  BookEntry& e = entry(offset);
+  const auto generation = static_cast<std::uint32_t>(e.state.load() >> 1) + 1;
+  e.bytes = bytes;
+  e.transit.store(0);
+  e.state.store(live(generation));
+  return generation;
+}
+
+// See the comment of the header.
+bool Book::unheld(const BookEntry& e) const {
+  const std::uint32_t before = e.acquires.load();
+  for (const auto& word : e.holders) {
+    if (word.load() != 0) return false;
+  }
+  return e.transit.load() == 0 && e.acquires.load() == before;
+}
+
+bool Book::try_end(std::uint64_t offset) const {
+  BookEntry& e = entry(offset);
+  if (!unheld(e)) return false;
+  const std::uint64_t was = e.state.load();
+  e.state.store(was & ~std::uint64_t{1});
+  // Nobody has a right to it any more; a handle whose sender died under way may still come. It
+  // either finds the block ended, or has set its bit before.
+  if (unheld(e)) return true;
+  e.state.store(was);
+  return false;
+}
+
+bool Book::try_end_shared(std::uint64_t offset) const {
+  BookEntry& e = entry(offset);
+  if (!unheld(e)) return false;
+  std::uint64_t was = e.state.load();
+  if ((was & 1) == 0 || !e.state.compare_exchange_strong(was, was & ~std::uint64_t{1})) {
+    return false;
+  }
+  if (unheld(e)) return true;
+  e.state.store(was);
+  return false;
+}
+
+bool Book::acquire(std::uint64_t offset, std::uint32_t generation, int slot) const {
+  BookEntry& e = entry(offset);
+  const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
+  auto& word = e.holders[static_cast<std::size_t>(slot) / 64];
+  const bool had = (word.fetch_or(bit) & bit) != 0;
+  e.acquires.fetch_add(1);
+  if (e.state.load() == live(generation)) return true;
+  if (!had) word.fetch_and(~bit);
+  return false;
+}
+
+void Book::release(std::uint64_t offset, int slot) const noexcept {
+  const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
+  entry(offset).holders[static_cast<std::size_t>(slot) / 64].fetch_and(~bit);
+}
+
+bool Book::leave_transit(std::uint64_t offset) const {
+  auto& transit = entry(offset).transit;
+  std::uint32_t seen = transit.load();
+  while (seen != 0) {
+    if (transit.compare_exchange_weak(seen, seen - 1)) return true;
+  }
+  return false;
+}
+
+std::optional<std::uint32_t> Book::generation(std::uint64_t offset) const {
+  const std::uint64_t state = entry(offset).state.load();
+  if ((state & 1) == 0) return std::nullopt;
+  return static_cast<std::uint32_t>(state >> 1);
+}
+
+}  // namespace convoy::share

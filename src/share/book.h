@@ -1,0 +1,136 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "base/id.h"
+
+namespace convoy::share {
+
+// The book of a region of shared memory, at its beginning: who uses which block of it. It lies in
+// the memory itself, so that every process that can use a block can also say so, with no message
+// and no help from its owner; and so that it is gone when the memory is.
+//
+//   Head       one; what the region is
+//   slots      which process has which bit
+//   entries    one for each page of the region, used for the page at which a block begins
+//   blocks     the memory itself, from `first` on
+//
+// A process counts its own references by itself (Depot); the book knows whether it has any: a
+// bit. Whoever hands a block to another process keeps its own bit until the other one has set its
+// own: while a handle is under way the block has at least one holder. Bits of dead processes are
+// cleared by the owner, who learns of deaths by pidfd.
+//
+// The owner gives a block back when nobody holds it. Bits are spread over several words that cannot
+// be read at once, so a reader that sees no bit may have been overtaken: a bit set behind it and
+// another, the giver's, cleared before it. So takers count themselves in `acquires` after setting
+// their bit, and the owner looks at that number before and after.
+inline constexpr std::size_t kBookPage = 4096;
+inline constexpr std::size_t kHolderWords = 4;
+inline constexpr int kMostHolders = static_cast<int>(kHolderWords) * 64;
+
+struct BookHead {
+  static constexpr std::uint64_t kMagic = 0x314b4f4f42565643;  // "CVVBOOK1"
+  enum Kind : std::uint32_t {
+    kOwned = 1,  // memory of one process, which hands out blocks; slots hold pids
+    kNamed = 2,  // one block in a file that its users own together; slots hold process numbers
+  };
+
+  std::uint64_t magic = 0;  // written last
+  std::uint32_t kind = 0;
+  std::uint32_t unused = 0;
+  std::uint64_t bytes = 0;                // of the region
+  std::uint64_t first = 0;                // where blocks begin
+  std::uint64_t owner = 0;                // ProcessWord of who made it
+  std::atomic<std::uint32_t> retired{0};  // 1: no block is in use or will be: unmap it
+  std::array<std::uint32_t, 5> padding{};
+};
+static_assert(sizeof(BookHead) == 64);
+
+struct BookEntry {
+  std::atomic<std::uint64_t> state{0};  // generation << 1 | live
+  std::atomic<std::uint32_t> acquires{0};
+  std::atomic<std::uint32_t> transit{0};  // handles as bytes that nobody has read yet
+  std::array<std::atomic<std::uint64_t>, kHolderWords> holders{};
+  std::uint64_t bytes = 0;  // of the block
+  std::uint64_t unused = 0;
+};
+static_assert(sizeof(BookEntry) == 64);
+
+// A process in 64 bits: pid (22) and start time in ticks (42). 0: none.
+using ProcessWord = std::uint64_t;
+ProcessWord process_word(pid_t pid, std::uint64_t start_time);
+pid_t pid_of(ProcessWord word);
+// Of this process. Correct in a forked child.
+ProcessWord own_process_word();
+// Whether the process that the word names runs.
+bool is_running(ProcessWord word);
+
+// A view of a book in mapped memory. A value; all methods may be called from any thread of any
+// process that has the memory mapped, except where the owner is named.
+class Book {
+ public:
+  Book() = default;
+  explicit Book(std::byte* base) : base_(base) {}
+
+  // Bytes before the first block of a region of so many pages.
+  static std::size_t head_bytes(std::size_t region_bytes);
+  // Lays out a new book in cleared memory. Owner.
+  static Book create(std::byte* base, std::size_t region_bytes, BookHead::Kind kind,
+                     ProcessWord owner);
+  // The book in memory that another process laid out. Throws kInvalidArgument if there is none that
+  // fits the region.
+  static Book open(std::byte* base, std::size_t region_bytes);
+
+  explicit operator bool() const { return base_ != nullptr; }
+  BookHead& head() const { return *reinterpret_cast<BookHead*>(base_); }
+  BookEntry& entry(std::uint64_t offset) const;  // of the block that begins there
+
+  // True: a block may begin there and have so many bytes.
+  bool is_block(std::uint64_t offset, std::uint64_t bytes) const;
+
+  // This process's bit, the same every time. Throws kResource when kMostHolders processes have one.
+  int claim_slot(ProcessWord process) const;
+  ProcessWord slot(int index) const {
+    return slots()[static_cast<std::size_t>(index)].load(std::memory_order_acquire);
+  }
+  // Clears every bit of a process that is gone, and frees its slot. Owner.
+  void drop_slot(int index) const;
+
+  // Owner: a block begins; returns its generation.
+  std::uint32_t begin(std::uint64_t offset, std::uint64_t bytes) const;
+  // Owner: ends it if nobody else holds it. False: somebody does.
+  bool try_end(std::uint64_t offset) const;
+
+  // Sets the bit. False: that block is no more, and nothing was done.
+  bool acquire(std::uint64_t offset, std::uint32_t generation, int slot) const;
+  void release(std::uint64_t offset, int slot) const noexcept;
+  // As try_end, for regions without an owner: true for the one caller that ended it.
+  bool try_end_shared(std::uint64_t offset) const;
+
+  // Nobody but the owner has it, and no handle of it is under way.
+  bool unheld(std::uint64_t offset) const { return unheld(entry(offset)); }
+  void enter_transit(std::uint64_t offset) const { entry(offset).transit.fetch_add(1); }
+  // After acquire. False: there was nothing under way.
+  bool leave_transit(std::uint64_t offset) const;
+
+  std::optional<std::uint32_t> generation(std::uint64_t offset) const;  // nullopt: no block there
+
+ private:
+  std::atomic<ProcessWord>* slots() const {
+    return reinterpret_cast<std::atomic<ProcessWord>*>(base_ + sizeof(BookHead));
+  }
+  BookEntry* entries() const;
+  bool unheld(const BookEntry& entry) const;
+
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace convoy::share

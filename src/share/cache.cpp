@@ -1,0 +1,184 @@
+#include "share/cache.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "base/error.h"
+#include "os/fork_guard.h"
+#include "transport/shm/fabric.h"
+
+namespace convoy::share {
+
+// What a storage's memory belongs to.
+struct StorageContext {
+  SharedCache* cache;
+  Lease lease;
+  std::uint64_t offset;
+  std::uint64_t serial;
+
+  ~StorageContext() { cache->forget(lease.data() + offset, serial); }  // before the lease goes
+};
+
+namespace {
+
+std::atomic<SharedCache*> current{nullptr};
+
+void release_context(void* context) { delete static_cast<StorageContext*>(context); }
+
+// nullptr if the memory is not ours.
+const StorageContext* context_of(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  return data.get_deleter() == &release_context ? static_cast<StorageContext*>(data.get_context())
+                                                : nullptr;
+}
+
+Lease allocate_block(std::size_t bytes, Strategy strategy) {
+  Depot& depot = Depot::instance();
+  return strategy == Strategy::kFile ? depot.allocate_named(bytes) : depot.allocate(bytes);
+}
+
+c10::Storage make_storage(std::size_t bytes, c10::DataPtr data) {
+  // Not resizable: other processes would keep the old memory, and nobody would know.
+  return {c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false};
+}
+
+}  // namespace
+
+SharedCache::SharedCache() : generation_(fork_generation()) {}
+
+SharedCache& SharedCache::instance() {
+  SharedCache* cache = current.load(std::memory_order_acquire);
+  while (!cache || cache->generation_ != fork_generation()) {
+    // As Depot: no lock, and the parent's object stays for the contexts that refer to it.
+    auto* const made = new SharedCache();
+    if (current.compare_exchange_strong(cache, made)) return *made;
+    delete made;
+  }
+  return *cache;
+}
+
+c10::DataPtr SharedCache::adopt(Lease lease, std::uint64_t offset, std::uint64_t serial) {
+  void* const data = lease.data() + offset;
+  auto* const context = new StorageContext{this, std::move(lease), offset, serial};
+  return {data, context, &release_context, c10::Device(c10::DeviceType::CPU)};
+}
+
+void SharedCache::insert(State& state, const void* data, const c10::Storage& storage,
+                         std::uint64_t serial) {
+  if (state.entries.size() >= state.limit) {
+    std::erase_if(state.entries, [](const auto& item) { return item.second.storage.expired(); });
+    state.limit = std::max<std::size_t>(128, 2 * state.entries.size());
+  }
+  state.entries.insert_or_assign(data, Entry{storage.getWeakStorageImpl(), serial});
+}
+
+void SharedCache::forget(const void* data, std::uint64_t serial) noexcept {
+  if (fork_generation() != generation_) return;  // the lock may be held for ever
+  auto state = state_.lock();
+  const auto found = state->entries.find(data);
+  // Another storage may stand for the block already: this one was dying when it came again.
+  if (found == state->entries.end() || found->second.serial != serial) return;
+  const auto keep = std::move(found->second.storage);  // let go after the lock
+  state->entries.erase(found);
+  state.unlock();
+}
+
+c10::Storage SharedCache::allocate(std::size_t bytes, Strategy strategy) {
+  Lease lease = allocate_block(bytes, strategy);
+  const void* const data = lease.data();
+  auto state = state_.lock();
+  const std::uint64_t serial = state->next_serial++;
+  auto storage = make_storage(bytes, adopt(std::move(lease), 0, serial));
+  insert(*state, data, storage, serial);
+  return storage;
+}
+
+Place SharedCache::place_of(const Parcel& parcel) {
+  if (parcel.lease) return {&parcel.lease.ref(), 0};
+  const auto* const context = context_of(parcel.storage);
+  return {&context->lease.ref(), context->offset};
+}
+
+// Under moving_.
+void SharedCache::replace_memory(const c10::Storage& storage, Lease lease, std::uint64_t offset) {
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  std::byte* const data = lease.data() + offset;
+  std::memcpy(data, impl->mutable_data(), impl->nbytes());  // its own, if it was copied lazily
+  c10::DataPtr old;                                         // let go after the lock
+  auto state = state_.lock();
+  const std::uint64_t serial = state->next_serial++;
+  old = impl->set_data_ptr(adopt(std::move(lease), offset, serial));
+  impl->set_resizable(false);
+  insert(*state, data, storage, serial);
+  state.unlock();
+}
+
+Parcel SharedCache::share(const c10::Storage& storage, Strategy strategy) {
+  if (!storage.device().is_cpu()) {
+    fail(ErrorKind::kUnsupported, "memory of ", storage.device().str(), " cannot be shared here");
+  }
+  if (context_of(storage)) return {storage, {}};
+  const std::size_t bytes = storage.nbytes();
+  if (auto lease = Depot::instance().lease_group_memory(storage.data(), bytes)) {
+    insert(*state_.lock(), storage.data(), storage, 0);
+    return {storage, std::move(*lease)};
+  }
+  const std::scoped_lock moving(moving_);
+  if (!context_of(storage)) replace_memory(storage, allocate_block(bytes, strategy), 0);
+  return {storage, {}};
+}
+
+void SharedCache::share_together(const std::vector<c10::Storage>& storages) {
+  constexpr std::size_t kAlignment = 64;
+  constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // of a block: one storage keeps it
+  const auto room = [](const c10::Storage& storage) {
+    return (storage.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  const std::scoped_lock moving(moving_);
+  for (std::size_t first = 0, next = 0; first < storages.size(); first = next) {
+    std::size_t bytes = 0;
+    for (; next < storages.size() && (next == first || bytes + room(storages[next]) <= kMostBytes);
+         ++next) {
+      bytes += room(storages[next]);
+    }
+    const Lease block = Depot::instance().allocate(bytes);
+    std::uint64_t offset = 0;
+    for (std::size_t i = first; i < next; ++i) {
+      if (is_shared(storages[i])) continue;  // also one that came twice
+      replace_memory(storages[i], block.copy(), offset);
+      offset += room(storages[i]);
+    }
+  }
+}
+
+c10::Storage SharedCache::storage_of(const Lease& lease, std::uint64_t offset, std::size_t bytes) {
+  const void* const data = lease.data() + offset;
+  c10::intrusive_ptr<c10::StorageImpl> there;  // let go after the lock
+  auto state = state_.lock();
+  const auto found = state->entries.find(data);
+  if (found != state->entries.end()) {
+    there = found->second.storage.lock();
+    if (there && there->nbytes() == bytes) return c10::Storage(there);
+  }
+  const std::uint64_t serial = state->next_serial++;
+  auto storage = make_storage(bytes, adopt(lease.copy(), offset, serial));
+  insert(*state, data, storage, serial);
+  return storage;
+}
+
+bool SharedCache::is_shared(const c10::Storage& storage) {
+  if (!storage.device().is_cpu() || storage.nbytes() == 0) return false;
+  if (context_of(storage)) return true;
+  shm::Fabric* const fabric = shm::Fabric::existing();
+  return fabric && fabric->locate(storage.data(), storage.nbytes());
+}
+
+std::size_t SharedCache::size() const { return state_.lock()->entries.size(); }
+
+std::size_t SharedCache::free_dead_references() {
+  auto state = state_.lock();
+  std::erase_if(state->entries, [](const auto& item) { return item.second.storage.expired(); });
+  return state->entries.size();
+}
+
+}  // namespace convoy::share

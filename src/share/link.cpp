@@ -1,0 +1,397 @@
+#include "share/link.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+#include "os/machine.h"
+#include "os/process.h"
+#include "os/wait.h"
+#include "share/depot.h"
+
+namespace convoy::share {
+namespace {
+
+constexpr int kMostSpins = 4000;  // of a few tens of nanoseconds
+constexpr int kLeastSpins = 64;
+// A wait as short as this would have been shorter without sleeping.
+constexpr auto kShortWait = std::chrono::microseconds(300);
+constexpr int kYields = 4;
+// How old the knowledge may be that the peer lives when a message is sent.
+constexpr auto kLookInterval = std::chrono::milliseconds(1);
+constexpr int kExitGraceMs = 200;
+constexpr std::uint32_t kMostRegions = 1 << 16;
+constexpr const char* kGone = "closed the channel or ended";
+
+// Spinning keeps the awaited process off the only core.
+int spins_here() {
+  static const int spins = usable_cores() > 1 ? kMostSpins : 0;
+  return spins;
+}
+
+}  // namespace
+
+Link::Link(Socket socket)
+    : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()), spins_(spins_here()) {}
+
+Link::~Link() { close(); }
+
+void Link::close() noexcept {
+  if (closed_.exchange(true)) return;
+  if (socket_ && !lost()) {
+    const LinkFrame frame{.type = LinkFrame::kBye};
+    const std::scoped_lock lock(socket_mutex_);
+    try {
+      socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+    } catch (const Error&) {
+      // The end of the stream says as much.
+    }
+  }
+  {
+    const std::scoped_lock lock(pump_mutex_);
+    // The peer hears of it, and of its own end we still hear: what it has not received is kept for
+    // it as long as it is there. A thread of ours that sleeps on the socket hears of no less.
+    if (polling_) {
+      socket_.shutdown();
+    } else if (socket_) {
+      ::shutdown(socket_.fd(), SHUT_WR);
+    }
+  }
+  pumped_.notify_all();
+}
+
+bool Link::look() {
+  const std::scoped_lock lock(pump_mutex_);
+  pump_if_idle();
+  return !lost();
+}
+
+UniqueFd Link::release() {
+  if (greeted_.load() || closed()) {
+    fail(ErrorKind::kInvalidArgument,
+         "a channel can be passed on only before it was used, and only once");
+  }
+  closed_.store(true);
+  return socket_.release();
+}
+
+std::string Link::peer() const {
+  const std::scoped_lock lock(pump_mutex_);
+  if (peer_ == 0) return "the peer";
+  return peer_ == own_process_word() ? "the other end, in this process,"
+                                     : concat("pid ", pid_of(peer_));
+}
+
+void Link::check_open(const char* operation) const {
+  if (closed()) fail(ErrorKind::kInvalidArgument, operation, ": the channel is closed");
+}
+
+void Link::fail_lost(const char* operation) {
+  const std::string who = peer();
+  check_open(operation);
+  const std::scoped_lock lock(pump_mutex_);
+  fail(ErrorKind::kPeerLost, operation, ": ", who, " ", why_lost_);
+}
+
+void Link::greet(const Deadline& deadline) {
+  if (greeted_.load(std::memory_order_acquire)) return;
+  const std::scoped_lock lock(greet_mutex_);
+  if (greeted_.load()) return;
+  out_ = Ring::create();
+  send_frame({.type = LinkFrame::kHello, .process = own_process_word(), .bytes = out_.bytes()},
+             out_.fd(), deadline);
+  greeted_.store(true, std::memory_order_release);
+}
+
+void Link::send_frame(const LinkFrame& frame, int descriptor, const Deadline& deadline) {
+  const auto bytes = std::as_bytes(std::span(&frame, 1));
+  const auto fds = descriptor < 0 ? std::span<const int>() : std::span(&descriptor, 1);
+  for (;;) {
+    try {
+      const std::scoped_lock lock(socket_mutex_);
+      // Small enough to go as a whole or not at all.
+      return socket_.send(bytes, Deadline::after(std::chrono::seconds(0)), fds);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kPeerLost) break;
+      const bool full = error.kind() == ErrorKind::kTimeout;
+      // Also when more descriptors are under way than this process may have open.
+      if (!full && error.kind() != ErrorKind::kResource) throw;
+      if (deadline.expired()) {
+        if (!full) throw;
+        fail(ErrorKind::kTimeout,
+             "the peer takes no descriptors: its socket was full until the deadline");
+      }
+    }
+    // The peer may wait for us to take what it has sent.
+    {
+      const std::scoped_lock lock(pump_mutex_);
+      pump_if_idle();
+    }
+    if (lost()) return;  // the caller finds out
+    pollfd item{socket_.fd(), POLLOUT, 0};
+    ::poll(&item, 1, 1);
+  }
+  const std::scoped_lock lock(pump_mutex_);
+  lose(kGone);
+}
+
+void Link::wake_peer(std::atomic<std::uint32_t>& sleeps) {
+  if (sleeps.load(std::memory_order_seq_cst) == 0 || sleeps.exchange(0) == 0) return;
+  const LinkFrame frame{.type = LinkFrame::kWake};
+  bool gone = false;
+  {
+    const std::scoped_lock lock(socket_mutex_);
+    // A full socket wakes it as well.
+    gone = !socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+  }
+  if (!gone) return;
+  const std::scoped_lock lock(pump_mutex_);
+  lose(kGone);
+}
+
+void Link::lose(const std::string& why) {
+  if (lost()) return;
+  why_lost_ = why;
+  lost_.store(true, std::memory_order_release);
+}
+
+void Link::take(const LinkFrame& frame) {
+  const auto want = [&](std::size_t count) {
+    if (descriptors_.size() != count) {
+      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors where ", count,
+           " belong");
+    }
+  };
+  if (frame.magic != LinkFrame::kMagic) fail(ErrorKind::kInvalidArgument, "bad magic");
+  if (frame.type == LinkFrame::kWake) return want(0);
+  if (frame.type == LinkFrame::kBye) {
+    bye_ = true;
+    return want(0);
+  }
+  if (frame.type == LinkFrame::kHello) {
+    want(1);
+    if (has_ring_) fail(ErrorKind::kInvalidArgument, "a second greeting");
+    in_ = Ring::adopt(std::move(descriptors_[0]), frame.bytes);
+    descriptors_.clear();
+    peer_ = frame.process;
+    if (peer_ != own_process_word()) {
+      pidfd_ = open_pidfd(pid_of(peer_));
+      if (!is_running(peer_)) pidfd_.reset();  // then the socket will tell
+    }
+    has_ring_ = true;
+  } else if (frame.type == LinkFrame::kRegion) {
+    if (frame.index != regions_.size() || frame.index >= kMostRegions) {
+      fail(ErrorKind::kInvalidArgument, "memory ", frame.index, " after ", regions_.size());
+    }
+    const auto kind = static_cast<Region::Kind>(frame.kind);
+    if (kind == Region::Kind::kPool || kind == Region::Kind::kPlain) {
+      want(1);
+      // What its owner has given up is unmapped here too.
+      for (auto& region : regions_) {
+        if (region && region->book() && region->book().head().retired.load() != 0) region.reset();
+      }
+      regions_.push_back(Depot::instance().adopt(std::move(descriptors_[0]), frame.bytes, kind));
+      descriptors_.clear();
+    } else {
+      fail(ErrorKind::kInvalidArgument, "memory of unknown kind ", frame.kind);
+    }
+  } else {
+    fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
+  }
+}
+
+void Link::pump() {
+  last_pump_ = Deadline::Clock::now();
+  if (drained_) return;
+  // Also of a peer that is known to be gone: what it sent counts.
+  try {
+    for (;;) {
+      std::array<std::byte, sizeof(LinkFrame)> buffer;
+      const auto room = std::span(buffer).first(sizeof(LinkFrame) - partial_.size());
+      const auto got = socket_.try_receive(room, &descriptors_);
+      if (!got) {
+        drained_ = true;
+        break;
+      }
+      if (*got == 0) break;
+      partial_.insert(partial_.end(), buffer.begin(), buffer.begin() + static_cast<long>(*got));
+      if (partial_.size() < sizeof(LinkFrame)) continue;
+      LinkFrame frame;
+      std::memcpy(&frame, partial_.data(), sizeof frame);
+      partial_.clear();
+      take(frame);
+    }
+  } catch (const Error& error) {
+    drained_ = true;
+    return lose(concat("sent something unusable: ", error.what()));
+  }
+  if (!lost()) find_out_how_it_ended();
+}
+
+void Link::find_out_how_it_ended() {
+  if (drained_ && bye_) return lose(kGone);
+  if (pidfd_) {
+    // A dying process closes its socket a moment before its pidfd tells.
+    pollfd item{pidfd_.get(), POLLIN, 0};
+    if (::poll(&item, 1, drained_ ? kExitGraceMs : 0) > 0) {
+      const auto status = exit_status_of(pid_of(peer_), pidfd_.get());
+      return lose(status ? concat("ended with ", status->to_string()) : "ended");
+    }
+  }
+  if (drained_) lose(kGone);
+}
+
+void Link::pump_if_idle() {
+  if (!polling_) pump();
+}
+
+void Link::pump_now_and_then() {
+  const std::scoped_lock lock(pump_mutex_);
+  if (Deadline::Clock::now() - last_pump_ >= kLookInterval && !polling_) pump();
+}
+
+// Until ready() or the deadline. One thread waits on the socket, others for it to come back.
+template <class Ready>
+bool Link::sleep(const Deadline& deadline, Ready ready) {
+  std::unique_lock lock(pump_mutex_);
+  for (;;) {
+    if (ready()) return true;
+    if (deadline.expired()) return false;
+    if (polling_) {
+      if (deadline.is_never()) {
+        pumped_.wait(lock);
+      } else {
+        pumped_.wait_until(lock, deadline.when());
+      }
+      continue;
+    }
+    polling_ = true;
+    std::array<pollfd, 2> items{pollfd{socket_.fd(), POLLIN, 0}, pollfd{pidfd_.get(), POLLIN, 0}};
+    const nfds_t count = pidfd_ ? 2 : 1;
+    lock.unlock();
+    ::poll(items.data(), count, deadline.poll_timeout_ms());
+    lock.lock();
+    polling_ = false;
+    pump();
+    pumped_.notify_all();
+  }
+}
+
+template <class Ready>
+bool Link::wait(std::atomic<std::uint32_t>& sleeps, const Deadline& deadline, Ready ready) {
+  const int spins = spins_.load(std::memory_order_relaxed);
+  for (int i = 0; i < spins; ++i) {
+    if (ready()) return true;
+    cpu_relax();
+  }
+  const auto start = Deadline::Clock::now();
+  for (int i = 0; i < kYields; ++i) {
+    if (ready()) return true;
+    yield_cpu();
+  }
+  const bool came = sleep(deadline, [&] {
+    if (lost() || closed()) return true;
+    sleeps.store(1, std::memory_order_seq_cst);
+    return ready();
+  });
+  sleeps.store(0, std::memory_order_relaxed);
+  const bool was_short = Deadline::Clock::now() - start < kShortWait;
+  spins_.store(was_short ? spins_here() : std::min(std::max(spins / 2, kLeastSpins), spins_here()),
+               std::memory_order_relaxed);
+  return came;
+}
+
+std::uint32_t Link::introduce(const std::shared_ptr<Region>& region, const Deadline& deadline) {
+  const auto found = introduced_.find(region->serial());
+  if (found != introduced_.end()) return found->second;
+  check_open("send");
+  greet(deadline);
+  const auto index = static_cast<std::uint32_t>(introduced_.size());
+  if (index >= kMostRegions) {
+    fail(ErrorKind::kResource, "send: a channel carries at most ", kMostRegions,
+         " pieces of memory; make another channel");
+  }
+  const LinkFrame frame{.type = LinkFrame::kRegion,
+                        .bytes = region->bytes(),
+                        .index = index,
+                        .kind = static_cast<std::uint32_t>(region->kind())};
+  send_frame(frame, region->fd(), deadline);
+  introduced_.emplace(region->serial(), index);
+  return index;
+}
+
+std::uint64_t Link::send(std::span<const std::byte> message, const Deadline& deadline) {
+  check_open("send");
+  greet(deadline);
+  pump_now_and_then();
+  if (lost()) fail_lost("send");
+  if (!out_.try_write(message)) {
+    const auto room = [&] { return out_.has_room(message.size()); };
+    if (!wait(out_.writer_sleeps(), deadline, room)) {
+      fail(ErrorKind::kTimeout, "send: ", peer(), " has not received what was sent before; ",
+           sent_ - done(), " messages wait");
+    }
+    if (lost() || closed()) fail_lost("send");
+    CONVOY_CHECK(out_.try_write(message));
+  }
+  wake_peer(out_.reader_sleeps());
+  return ++sent_;
+}
+
+bool Link::has_message() {
+  if (has_ring_ && in_.has_message()) return true;
+  check_open("receive");
+  greet(Deadline::after(std::chrono::seconds(1)));
+  {
+    const std::scoped_lock lock(pump_mutex_);
+    pump_if_idle();
+    if (has_ring_ && in_.has_message()) return true;
+  }
+  if (lost()) fail_lost("receive");
+  return false;
+}
+
+std::vector<std::byte> Link::receive(const Deadline& deadline) {
+  if (!has_ring_) {
+    check_open("receive");
+    greet(deadline);
+    if (!sleep(deadline, [&] { return has_ring_ || lost() || closed(); })) {
+      fail(ErrorKind::kTimeout, "receive: the peer has not used its end of the channel yet");
+    }
+    if (!has_ring_) fail_lost("receive");
+  }
+  const auto there = [&] { return in_.has_message(); };
+  if (!there()) {
+    if (!wait(in_.reader_sleeps(), deadline, there)) {
+      fail(ErrorKind::kTimeout, "receive: ", peer(), " sent nothing by the deadline");
+    }
+    // What a dead peer sent counts.
+    if (!there()) fail_lost("receive");
+  }
+  auto message = in_.read();
+  wake_peer(in_.writer_sleeps());
+  return message;
+}
+
+std::shared_ptr<Region> Link::region(std::uint32_t index) {
+  std::unique_lock lock(pump_mutex_);
+  const auto known = [&] { return index < regions_.size(); };
+  // Descriptors are sent before the message that needs them. Whoever waits on the socket gets them.
+  while (!known() && polling_) {
+    if (pumped_.wait_for(lock, std::chrono::seconds(10)) == std::cv_status::timeout) break;
+  }
+  if (!known()) pump();
+  if (!known() || !regions_[index]) {
+    fail(ErrorKind::kInvalidArgument, "receive: a message refers to memory ", index,
+         " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");
+  }
+  return regions_[index];
+}
+
+void Link::finish() { in_.finish(); }
+
+}  // namespace convoy::share

@@ -1,0 +1,222 @@
+// Bytes of a message, little-endian:
+//    0  4  magic "CVM1"      4  4  regions r     8  4  blocks b      12  4  values v
+//   16     r regions:  kind (4), length of the path (4), bytes (8), device (8), inode (8), the
+//   path,
+//                      zeros up to a multiple of 8
+//          b blocks:   book (4), memory (4), generation (4), zero (4), entry (8), offset (8), bytes
+//          (8) v values:   kind (4), zero (4), length (8), the bytes, zeros up to a multiple of 8
+// Bytes of an envelope: magic "CVE1", zero (4), a block.
+#include "share/message.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace convoy::share {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the wire order is the native one");
+
+constexpr std::string_view kMessageMagic = "CVM1";
+constexpr std::string_view kEnvelopeMagic = "CVE1";
+constexpr std::size_t kRegionBytes = 32;
+constexpr std::size_t kBlockBytes = 40;
+constexpr std::size_t kValueBytes = 16;
+constexpr std::size_t kMostPath = 4096;
+
+[[noreturn]] void bad(const char* why) {
+  fail(ErrorKind::kInvalidArgument, "this is no message of a channel: ", why);
+}
+
+template <class T>
+void put(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void put_padded(std::string& out, std::string_view bytes) {
+  out += bytes;
+  out.append((8 - bytes.size() % 8) % 8, '\0');
+}
+
+// Takes from the front.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  template <class T>
+  T take() {
+    T value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string_view take(std::size_t length) {
+    if (length > bytes_.size()) bad("it is cut off");
+    const auto front = bytes_.substr(0, length);
+    bytes_.remove_prefix(length);
+    return front;
+  }
+  std::string_view take_padded(std::uint64_t length) {
+    if (length > bytes_.size()) bad("it is cut off");
+    const auto front = take(static_cast<std::size_t>(length));
+    for (const char c : take((8 - front.size() % 8) % 8)) {
+      if (c != 0) bad("bytes that must be zero are not");
+    }
+    return front;
+  }
+  // So many things of so many bytes at least are still to come: checked before memory is taken.
+  std::size_t count(std::uint32_t things, std::size_t bytes_each) const {
+    if (things > bytes_.size() / bytes_each) bad("it is cut off");
+    return things;
+  }
+  void zero() {
+    if (take<std::uint32_t>() != 0) bad("bytes that must be zero are not");
+  }
+  void end() const {
+    if (!bytes_.empty()) bad("there is more behind it");
+  }
+
+ private:
+  std::string_view bytes_;
+};
+
+void put_block(std::string& out, const WireBlock& block) {
+  put(out, block.book);
+  put(out, block.memory);
+  put(out, block.generation);
+  put(out, std::uint32_t{0});
+  put(out, block.entry);
+  put(out, block.offset);
+  put(out, block.bytes);
+}
+
+WireBlock take_block(Reader& in) {
+  WireBlock block;
+  block.book = in.take<std::uint32_t>();
+  block.memory = in.take<std::uint32_t>();
+  block.generation = in.take<std::uint32_t>();
+  in.zero();
+  block.entry = in.take<std::uint64_t>();
+  block.offset = in.take<std::uint64_t>();
+  block.bytes = in.take<std::uint64_t>();
+  return block;
+}
+
+void check_region(std::uint32_t number, std::size_t local) {
+  if ((number & WireBlock::kLocal) != 0 && (number & ~WireBlock::kLocal) >= local) {
+    bad("a block is in memory that it does not name");
+  }
+}
+
+void check(const WireValue& value) {
+  std::size_t length = value.bytes.size();
+  switch (value.kind) {
+    case WireValue::kNone: length = 0; break;
+    case WireValue::kBool:
+      length = 1;
+      if (value.bytes.size() == 1 && static_cast<unsigned char>(value.bytes[0]) > 1) {
+        bad("a truth value is neither");
+      }
+      break;
+    case WireValue::kInteger:
+    case WireValue::kReal: length = 8; break;
+    case WireValue::kText:
+    case WireValue::kBytes:
+    case WireValue::kTensor:
+    case WireValue::kPython: break;
+    case WireValue::kDevice:  // what a DeviceSharing made, then its device's number
+      if (length == 0) bad("a tensor has no device");
+      break;
+    default: bad("a value is of unknown kind");
+  }
+  if (value.bytes.size() != length) bad("a value has not the length of its kind");
+}
+
+}  // namespace
+
+std::string encode(const WireMessage& message) {
+  std::size_t size = 16 + message.blocks.size() * kBlockBytes;
+  for (const auto& value : message.values) size += kValueBytes + value.bytes.size() + 8;
+  std::string out;
+  out.reserve(size);
+  out += kMessageMagic;
+  put(out, static_cast<std::uint32_t>(message.regions.size()));
+  put(out, static_cast<std::uint32_t>(message.blocks.size()));
+  put(out, static_cast<std::uint32_t>(message.values.size()));
+  for (const auto& region : message.regions) {
+    put(out, region.kind);
+    put(out, static_cast<std::uint32_t>(region.path.size()));
+    put(out, region.bytes);
+    put(out, region.device);
+    put(out, region.inode);
+    put_padded(out, region.path);
+  }
+  for (const auto& block : message.blocks) put_block(out, block);
+  for (const auto& value : message.values) {
+    put(out, static_cast<std::uint32_t>(value.kind));
+    put(out, std::uint32_t{0});
+    put(out, std::uint64_t{value.bytes.size()});
+    put_padded(out, value.bytes);
+  }
+  return out;
+}
+
+std::string encode(const WireEnvelope& envelope) {
+  std::string out(kEnvelopeMagic);
+  put(out, std::uint32_t{0});
+  put_block(out, envelope.block);
+  return out;
+}
+
+bool is_envelope(std::string_view bytes) { return bytes.starts_with(kEnvelopeMagic); }
+
+WireMessage parse_message(std::string_view bytes) {
+  Reader in(bytes);
+  if (in.take(4) != kMessageMagic) bad("it begins with other bytes, or is of another version");
+  const auto regions = in.take<std::uint32_t>();
+  const auto blocks = in.take<std::uint32_t>();
+  const auto values = in.take<std::uint32_t>();
+  WireMessage message;
+  message.regions.reserve(in.count(regions, kRegionBytes));
+  for (std::uint32_t i = 0; i < regions; ++i) {
+    WireRegion& region = message.regions.emplace_back();
+    region.kind = in.take<std::uint32_t>();
+    const auto length = in.take<std::uint32_t>();
+    if (length > kMostPath) bad("a path is too long");
+    region.bytes = in.take<std::uint64_t>();
+    region.device = in.take<std::uint64_t>();
+    region.inode = in.take<std::uint64_t>();
+    region.path = in.take_padded(length);
+    if (region.path.find('\0') != std::string::npos) bad("a path has a zero in it");
+  }
+  message.blocks.reserve(in.count(blocks, kBlockBytes));
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    message.blocks.push_back(take_block(in));
+    check_region(message.blocks.back().book, regions);
+    check_region(message.blocks.back().memory, regions);
+  }
+  message.values.reserve(in.count(values, kValueBytes));
+  for (std::uint32_t i = 0; i < values; ++i) {
+    WireValue& value = message.values.emplace_back();
+    value.kind = static_cast<WireValue::Kind>(in.take<std::uint32_t>());
+    in.zero();
+    value.bytes = in.take_padded(in.take<std::uint64_t>());
+    check(value);
+  }
+  in.end();
+  return message;
+}
+
+WireEnvelope parse_envelope(std::string_view bytes) {
+  Reader in(bytes);
+  if (in.take(4) != kEnvelopeMagic) bad("it begins with other bytes, or is of another version");
+  in.zero();
+  WireEnvelope envelope{take_block(in)};
+  check_region(envelope.block.book, 0);
+  check_region(envelope.block.memory, 0);
+  in.end();
+  return envelope;
+}
+
+}  // namespace convoy::share

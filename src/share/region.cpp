@@ -1,0 +1,73 @@
+#include "share/region.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+
+#include "base/error.h"
+
+namespace convoy::share {
+namespace {
+
+std::uint64_t next_serial() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Region::Region(Kind kind, Segment::Key key) : kind_(kind), key_(key), serial_(next_serial()) {}
+
+Region::~Region() {
+  if (unmap_) ::munmap(data_, bytes_);
+}
+
+std::shared_ptr<Region> Region::create_pool(std::size_t bytes) {
+  Segment segment = Segment::create(bytes, "share", Segment::Warm::kYes);
+  auto region = std::shared_ptr<Region>(new Region(Kind::kPool, segment.key()));
+  region->data_ = segment.data();
+  region->bytes_ = segment.size();
+  region->own_ = true;
+  region->book_ =
+      Book::create(segment.data(), segment.size(), BookHead::kOwned, own_process_word());
+  region->segment_ = std::move(segment);
+  return region;
+}
+
+std::shared_ptr<Region> Region::adopt(UniqueFd fd, std::size_t bytes, Kind kind) {
+  // Page tables are filled as tensors are used: most of a large pool may never be looked at here.
+  Segment segment = Segment::adopt(std::move(fd), bytes);
+  auto region = std::shared_ptr<Region>(new Region(kind, segment.key()));
+  if (kind == Kind::kPool) {
+    region->book_ = Book::open(segment.data(), bytes);
+    if (region->book_.head().kind != BookHead::kOwned) {
+      fail(ErrorKind::kInvalidArgument, "memory that is no pool was passed as one: refused");
+    }
+  }
+  region->data_ = segment.data();
+  region->bytes_ = bytes;
+  region->segment_ = std::move(segment);
+  return region;
+}
+
+std::shared_ptr<Region> Region::borrow(UniqueFd fd, std::byte* data, std::size_t bytes) {
+  auto region = std::shared_ptr<Region>(new Region(Kind::kPlain, Segment::key_of(fd.get())));
+  region->fd_ = std::move(fd);
+  region->data_ = data;
+  region->bytes_ = bytes;
+  region->own_ = true;
+  return region;
+}
+
+std::shared_ptr<Region> Region::named(Segment::Key key, std::byte* data, std::size_t bytes,
+                                      std::string path) {
+  auto region = std::shared_ptr<Region>(new Region(Kind::kNamed, key));
+  region->data_ = data;
+  region->bytes_ = bytes;
+  region->unmap_ = true;
+  region->path_ = std::move(path);
+  region->book_ = Book(data);
+  return region;
+}
+
+}  // namespace convoy::share

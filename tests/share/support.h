@@ -1,0 +1,72 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "convoy/deadline.h"
+#include "convoy/share.h"
+#include "os/file.h"
+#include "share/depot.h"
+#include "support/expect_error.h"
+#include "support/rank_group.h"
+
+namespace convoy::share::test {
+
+using convoy::test::expect_error;
+using convoy::test::Rank;
+using convoy::test::RankGroup;
+using convoy::test::RankMode;
+
+inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
+
+// Nothing of the pool is in use, and nothing of others'. Waits for peers that let go of it a little
+// later.
+inline void expect_nothing_held() {
+  const auto limit = Deadline::after(std::chrono::seconds(20));
+  Depot::Stats stats;
+  do {
+    stats = Depot::instance().stats();
+    if (stats.blocks == 0 && stats.foreign == 0) return;
+    ::sched_yield();
+  } while (!limit.expired());
+  ADD_FAILURE() << stats.blocks << " blocks of the pool are in use, " << stats.abandoned
+                << " of them elsewhere, and " << stats.foreign << " of others";
+}
+
+// Every test ends with nothing shared, in each process of it.
+class ShareTest : public testing::Test {
+ protected:
+  void TearDown() override { expect_nothing_held(); }
+};
+
+// A channel between ranks 0 and 1 of a test.
+inline Channel meet(const Rank& r, const std::string& name = "channel", int server = 0) {
+  if (r.id() == server) {
+    const TempFolder folder("share");
+    const auto listener = listen(folder.path() + "/s");
+    r.store()->set(name, listener.path());
+    return listener.accept(r.deadline());
+  }
+  return connect(r.store()->get(name, r.deadline()), r.deadline());
+}
+
+// Rank 0 runs one function and rank 1 the other, each with an end of a channel, as processes.
+template <class First, class Second>
+void run_pair(First first, Second second) {
+  RankGroup(2, RankMode::kProcesses).run([&](Rank& r) {
+    {
+      const Channel channel = meet(r);
+      if (r.id() == 0) {
+        first(channel);
+      } else {
+        second(channel);
+      }
+      r.barrier();
+    }
+    r.barrier();
+    expect_nothing_held();
+  });
+}
+
+}  // namespace convoy::share::test
