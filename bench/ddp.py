@@ -36,7 +36,7 @@ COSTS = [
     ("gpt-10m", 1, "ddp", "bare", 1.02),
     ("mlp-100m", 2, "fp16", "ddp", 1.05),
     ("mlp-100m", 2, "bf16", "ddp", 1.05),
-    ("mlp-100m", 2, "in_backward", "ddp", 1.0),
+    ("mlp-100m", 2, "adamw_in_backward", "adamw", 1.0),
 ]
 ROUNDED_BYTES = [1 << 20, 25 << 20, 100 << 20]
 ROUNDED_BAR = 1.05  # of what does not fit into caches: there memory hides the rounding
