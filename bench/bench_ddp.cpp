@@ -5,7 +5,7 @@
 //   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare
 //   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns; A and B: ddp,
 //                           find_unused_parameters, bare (not wrapped), fp16, bf16 (these comm
-//                           hooks), in_backward (the optimizer)
+//                           hooks), all with SGD; adamw, adamw_in_backward
 //   observe MODEL COUNT     steps, and what measuring them took inside of our code, every one
 //                           sampled
 //   rounded BYTES COUNT     of COUNT means of a buffer in group memory, in turns: plain, and
@@ -40,16 +40,20 @@ using Wrapped = convoy::DistributedDataParallel<torch::nn::SequentialImpl>;
 class Trainer {
  public:
   Trainer(const std::string& name, const std::string& mode, const convoy::ProcessGroup& world)
-      : world_(world), model_(make_model(name)), sgd_(model_.net->parameters(), 1e-4) {
+      : world_(world), model_(make_model(name)) {
+    if (mode == "adamw") {
+      optimizer_ = std::make_unique<torch::optim::AdamW>(model_.net->parameters(),
+                                                         torch::optim::AdamWOptions(1e-4));
+    } else if (mode != "adamw_in_backward") {
+      optimizer_ = std::make_unique<torch::optim::SGD>(model_.net->parameters(), 1e-4);
+    }
     if (mode == "bare") return;
     wrapped_ = std::make_unique<Wrapped>(
         model_.net, world,
         convoy::DdpOptions{.find_unused_parameters = mode == "find_unused_parameters"});
     if (mode == "fp16") wrapped_->register_comm_hook(convoy::hooks::fp16_compress);
     if (mode == "bf16") wrapped_->register_comm_hook(convoy::hooks::bf16_compress);
-    if (mode == "in_backward") {
-      in_backward_.emplace(wrapped_->reducer(), convoy::Sgd{.lr = 1e-4});
-    }
+    if (!optimizer_) in_backward_.emplace(wrapped_->reducer(), convoy::AdamW{.lr = 1e-4});
   }
 
   // Microseconds on the slowest rank.
@@ -59,11 +63,11 @@ class Trainer {
     {
       std::optional<convoy::Reducer::NoSync> scope;
       if (!syncs) scope.emplace(wrapped_->reducer());
-      if (!in_backward_) sgd_.zero_grad();
+      if (optimizer_) optimizer_->zero_grad();
       const auto output = wrapped_ ? (*wrapped_)(model_.data) : model_.net->forward(model_.data);
       const auto loss = output.square().mean();
       loss.backward();
-      if (!in_backward_) sgd_.step();
+      if (optimizer_) optimizer_->step();
       if (!first_loss_) first_loss_ = loss.item<double>();
     }
     const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
@@ -78,7 +82,7 @@ class Trainer {
  private:
   const convoy::ProcessGroup& world_;
   Model model_;
-  torch::optim::SGD sgd_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // none: in backward
   std::unique_ptr<Wrapped> wrapped_;
   std::optional<convoy::OptimizerInBackward> in_backward_;
   std::optional<double> first_loss_;

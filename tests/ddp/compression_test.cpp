@@ -121,6 +121,27 @@ TEST(CompressionTest, SumsDoNotOverflow) {
   });
 }
 
+// A backend that has no mean, no rounding and no memory of its own.
+TEST(CompressionTest, ForeignBackend) {
+  for (const Named& hook : all_hooks()) {
+    if (hook.name.find("8 bits") != std::string::npos) continue;  // it has no all_to_all either
+    SCOPED_TRACE(hook.name);
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      const auto foreign =
+          ProcessGroup::from(c10::make_intrusive<FakeBackend>(make_backend(r, "foreign")));
+      Task net(at::IntArrayRef{12, 10});
+      DistributedDataParallel model(net, foreign);
+      model.register_comm_hook(hook.make());
+      for (int step = 0; step < 5; ++step) {
+        net->zero_grad();
+        (model(at::ones({12, 10})) * (r.id() + 1)).sum().backward();
+        EXPECT_TRUE(at::allclose(net->p.grad(), full(1.5, {12, 10}), 0, 2e-2)) << net->p.grad();
+        expect_equal_on_all(world, {net->p.grad()});
+      }
+    });
+  }
+}
+
 // Types that are no f32: f64 is rounded and stays f64, complex is two numbers, 16 bits stay.
 TEST(CompressionTest, OtherTypes) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
