@@ -52,7 +52,7 @@ class Link {
   // kPeerLost.
   std::uint64_t send(std::span<const std::byte> message, const Deadline& deadline);
   // How many messages the peer is done with.
-  std::uint64_t done() const { return out_ ? out_.done() : 0; }
+  std::uint64_t done() const { return greeted_.load(std::memory_order_acquire) ? out_.done() : 0; }
 
   // Receiving. kTimeout; kPeerLost when the peer is gone and all that it sent was received.
   std::vector<std::byte> receive(const Deadline& deadline);
