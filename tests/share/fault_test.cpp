@@ -100,11 +100,14 @@ TEST(ShareFaultTest, FilesOfTheDeadAreSwept) {
     set_sharing_strategy(Strategy::kFile);
     if (r.id() == 1) {
       const auto tensors = {share_memory_(at::ones({10})), share_memory_(at::ones({20}))};
-      r.store()->set("files", concat(files().size()));
+      r.store()->set("process", concat(own_process_word()));
       r.mark("made");
       r.wait_for("never");
     }
     r.wait_for("dead");
+    // Its lock goes a moment after the signal has come.
+    const ProcessWord killed = std::stoull(r.store()->get("process", r.deadline()));
+    while (is_running(killed) && !r.deadline().expired()) ::sched_yield();
     const auto stale = files();
     EXPECT_EQ(std::count_if(stale.begin(), stale.end(),
                             [](const auto& name) { return name.starts_with("t-"); }),
