@@ -18,9 +18,8 @@ namespace {
 
 constexpr int kMostSpins = 4000;  // of a few tens of nanoseconds
 constexpr int kLeastSpins = 64;
-// A wait as short as this would have been shorter without sleeping.
-constexpr auto kShortWait = std::chrono::microseconds(300);
-constexpr int kYields = 4;
+constexpr unsigned kWaitsUntilTry = 32;
+constexpr int kMostInVain = 3;
 // How old the knowledge may be that the peer lives when a message is sent.
 constexpr auto kLookInterval = std::chrono::milliseconds(1);
 constexpr int kExitGraceMs = 200;
@@ -35,8 +34,7 @@ int spins_here() {
 
 }  // namespace
 
-Link::Link(Socket socket)
-    : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()), spins_(spins_here()) {}
+Link::Link(Socket socket) : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()) {}
 
 Link::~Link() { close(); }
 
@@ -281,27 +279,38 @@ bool Link::sleep(const Deadline& deadline, Ready ready) {
   }
 }
 
+bool Link::should_spin() {
+  return spinning_.load(std::memory_order_relaxed) ||
+         waits_.fetch_add(1, std::memory_order_relaxed) % kWaitsUntilTry == 0;
+}
+
+void Link::spun(bool in_vain) {
+  if (!in_vain) {
+    in_vain_.store(0, std::memory_order_relaxed);
+    spinning_.store(true, std::memory_order_relaxed);
+  } else if (in_vain_.fetch_add(1, std::memory_order_relaxed) + 1 >= kMostInVain) {
+    spinning_.store(false, std::memory_order_relaxed);
+  }
+}
+
 template <class Ready>
 bool Link::wait(std::atomic<std::uint32_t>& sleeps, const Deadline& deadline, Ready ready) {
-  const int spins = spins_.load(std::memory_order_relaxed);
+  const bool spin = should_spin();
+  const int spins = spin ? spins_here() : std::min(kLeastSpins, spins_here());
   for (int i = 0; i < spins; ++i) {
-    if (ready()) return true;
+    if (ready()) {
+      if (spin) spun(/*in_vain=*/false);
+      return true;
+    }
     cpu_relax();
   }
-  const auto start = Deadline::Clock::now();
-  for (int i = 0; i < kYields; ++i) {
-    if (ready()) return true;
-    yield_cpu();
-  }
+  if (spin) spun(/*in_vain=*/true);
   const bool came = sleep(deadline, [&] {
     if (lost() || closed()) return true;
     sleeps.store(1, std::memory_order_seq_cst);
     return ready();
   });
   sleeps.store(0, std::memory_order_relaxed);
-  const bool was_short = Deadline::Clock::now() - start < kShortWait;
-  spins_.store(was_short ? spins_here() : std::min(std::max(spins / 2, kLeastSpins), spins_here()),
-               std::memory_order_relaxed);
   return came;
 }
 

@@ -52,7 +52,7 @@ class Link {
   // kPeerLost.
   std::uint64_t send(std::span<const std::byte> message, const Deadline& deadline);
   // How many messages the peer is done with.
-  std::uint64_t done() const { return out_ ? out_.done() : 0; }
+  std::uint64_t done() const { return greeted_.load(std::memory_order_acquire) ? out_.done() : 0; }
 
   // Receiving. kTimeout; kPeerLost when the peer is gone and all that it sent was received.
   std::vector<std::byte> receive(const Deadline& deadline);
@@ -120,10 +120,14 @@ class Link {
   UniqueFd pidfd_;
   Deadline::Clock::time_point last_pump_;
 
-  // How long the next wait spins: all the time if the last one was short, asleep or not (a wake-up
-  // costs more than a spin, and two sides that both sleep never find out); ever less if it was
-  // long.
-  std::atomic<int> spins_;
+  // Whether waits spin before they sleep: as long as it pays. On a busy machine it keeps the
+  // awaited off its core. Who does not spin tries it at times: two sides that both sleep would
+  // never find out that they need not. Guesses only: relaxed.
+  bool should_spin();
+  void spun(bool in_vain);
+  std::atomic<bool> spinning_{true};
+  std::atomic<unsigned> waits_{0};
+  std::atomic<int> in_vain_{0};  // in a row
 };
 
 }  // namespace convoy::share

@@ -10,17 +10,6 @@
 namespace convoy::share::test {
 namespace {
 
-// The file strategy has the folder to itself: other tests may run at the same time.
-std::size_t files() {
-  const std::string folder = concat("/dev/shm/convoy-", ::geteuid());
-  std::size_t found = 0;
-  std::error_code gone;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, gone)) {
-    found += entry.path().filename().string().starts_with("t-") ? 1 : 0;
-  }
-  return found;
-}
-
 struct StrategyTest : testing::TestWithParam<Strategy> {
   void SetUp() override { set_sharing_strategy(GetParam()); }
   void TearDown() override {
@@ -184,16 +173,16 @@ TEST(ShareProcessTest, Fs) {
     {
       const Channel peer = meet(r);
       if (r.id() == 0) {
-        const std::size_t before = files();
+        const std::size_t before = files("t-").size();
         auto tensor = at::ones({4});
         peer.send(tensor);
-        EXPECT_EQ(files(), before + 1);
+        EXPECT_EQ(files("t-").size(), before + 1);
         tensor.reset();
         peer.receive_message();  // the other process has it, this one not any more
-        EXPECT_EQ(files(), before + 1);
+        EXPECT_EQ(files("t-").size(), before + 1);
         peer.send(Message{});
         peer.receive_message();
-        EXPECT_EQ(files(), before);
+        EXPECT_EQ(files("t-").size(), before);
       } else {
         auto tensor = peer.receive();
         peer.send(Message{});

@@ -1,9 +1,16 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "base/concat.h"
 #include "convoy/deadline.h"
 #include "convoy/share.h"
 #include "os/file.h"
@@ -32,6 +39,19 @@ inline void expect_nothing_held() {
   } while (!limit.expired());
   ADD_FAILURE() << stats.blocks << " blocks of the pool are in use, " << stats.abandoned
                 << " of them elsewhere, and " << stats.foreign << " of others";
+}
+
+// The names in the folder of the strategy kFile that begin so. Every test program has a folder of
+// its own, which its ranks share: others run at the same time.
+inline std::vector<std::string> files(std::string_view front = "") {
+  std::vector<std::string> found;
+  std::error_code gone;
+  const std::string folder = concat(std::getenv("CONVOY_SHARE_FOLDER"), "/convoy-", ::geteuid());
+  for (const auto& entry : std::filesystem::directory_iterator(folder, gone)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(front)) found.push_back(name);
+  }
+  return found;
 }
 
 // Every test ends with nothing shared, in each process of it.

@@ -301,36 +301,26 @@ TEST_F(ShareTensorTest, AsBytesOnce) {
   expect_error(ErrorKind::kPeerLost, "is no more", [&] { from_bytes(bytes); });
 }
 
-std::size_t files() {
-  const std::string folder = concat("/dev/shm/convoy-", ::geteuid());
-  if (!std::filesystem::exists(folder)) return 0;
-  std::size_t found = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    found += entry.path().filename().string().starts_with("t-") ? 1 : 0;
-  }
-  return found;
-}
-
 TEST_F(ShareTensorTest, FilesLiveAsLongAsTheirStorages) {
-  const std::size_t before = files();
+  const std::size_t before = files("t-").size();
   set_sharing_strategy(Strategy::kFile);
   EXPECT_EQ(get_sharing_strategy(), Strategy::kFile);
   {
     auto [a, b] = channel();
     auto tensor = at::ones({3});
     a.send(tensor);
-    EXPECT_EQ(files(), before + 1);
+    EXPECT_EQ(files("t-").size(), before + 1);
     const auto same = b.receive();
     EXPECT_TRUE(same.is_alias_of(tensor));
     a.send(at::ones({5}));
-    EXPECT_EQ(files(), before + 2);  // only the message has it
+    EXPECT_EQ(files("t-").size(), before + 2);  // only the message has it
     EXPECT_EQ(b.receive().sum().item<float>(), 5);
   }
-  EXPECT_EQ(files(), before);
+  EXPECT_EQ(files("t-").size(), before);
   const auto bytes = to_bytes(at::ones({7}));
-  EXPECT_EQ(files(), before + 1);
+  EXPECT_EQ(files("t-").size(), before + 1);
   EXPECT_EQ(from_bytes(bytes).sum().item<float>(), 7);
-  EXPECT_EQ(files(), before);
+  EXPECT_EQ(files("t-").size(), before);
   expect_error(ErrorKind::kPeerLost, "is no more", [&] { from_bytes(bytes); });
   set_sharing_strategy(Strategy::kDescriptor);
 }
