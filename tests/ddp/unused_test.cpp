@@ -510,8 +510,8 @@ struct CheckpointedImpl : torch::nn::Module {
 // test_ddp_checkpointing_once / _twice / _unused_params / _twice_static_graph, use_reentrant both
 // ways: PyTorch refuses two of these; here the first backward learns how often each gradient comes.
 class CheckpointTest : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, CheckpointTest, testing::Bool(), [](const auto& info) {
-  return info.param ? "Reentrant" : "NotReentrant";
+INSTANTIATE_TEST_SUITE_P(Kinds, CheckpointTest, testing::Bool(), [](const auto& kind) {
+  return kind.param ? "Reentrant" : "NotReentrant";
 });
 
 TEST_P(CheckpointTest, OnceAndTwice) {
