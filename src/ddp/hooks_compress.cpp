@@ -1,5 +1,6 @@
 // Comm hooks that round gradients to 16 bits.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"

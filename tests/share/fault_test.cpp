@@ -89,7 +89,8 @@ TEST(ShareFaultTest, FilesOfTheDeadAreSwept) {
   group.start([](Rank& r) {
     set_sharing_strategy(Strategy::kFile);
     if (r.id() == 1) {
-      const auto tensors = {share_memory_(at::ones({10})), share_memory_(at::ones({20}))};
+      const auto first = share_memory_(at::ones({10}));
+      const auto second = share_memory_(at::ones({20}));
       r.mark("made");
       r.wait_for("never");
     }

@@ -78,10 +78,11 @@ TEST_F(ShareTensorTest, GradientsStay) {
   const auto same = copy_of(leaf);
   EXPECT_TRUE(same.requires_grad());
   EXPECT_TRUE(same.is_leaf());
-  auto [a, b] = channel();
-  expect_error(ErrorKind::kInvalidArgument, "detach() it first", [&] { a.send(leaf * 2); });
-  a.send((leaf * 2).detach());
-  EXPECT_EQ(b.receive().sum().item<float>(), 6);
+  const auto ends = channel();
+  expect_error(ErrorKind::kInvalidArgument, "detach() it first",
+               [&] { ends.first.send(leaf * 2); });
+  ends.first.send((leaf * 2).detach());
+  EXPECT_EQ(ends.second.receive().sum().item<float>(), 6);
   const auto whole = at::arange(3);  // an integer parameter has no gradient
   expect_same(copy_of(whole), whole);
 }
