@@ -9,12 +9,13 @@
 int main() {
   const auto world = convoy::init();
   torch::manual_seed(1);
-  torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::GELU(),
-                            torch::nn::Linear(64, 64), torch::nn::GELU(),
-                            torch::nn::Linear(64, 1));
-  const convoy::MixedPrecision mixed{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+  torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::GELU(), torch::nn::Linear(64, 64),
+                            torch::nn::GELU(), torch::nn::Linear(64, 1));
+  const convoy::MixedPrecision mixed{.param_dtype = torch::kBFloat16,
+                                     .reduce_dtype = torch::kFloat};
   convoy::DistributedDataParallel model(net, world, {.mixed_precision = mixed});
-  convoy::OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{.lr = 1e-2}, {.max_norm = 1});
+  convoy::OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{.lr = 1e-2},
+                                        {.max_norm = 1});
 
   torch::manual_seed(100 + world.rank());  // each rank has data of its own
   for (int step = 1; step <= 200; ++step) {

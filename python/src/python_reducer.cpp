@@ -167,7 +167,8 @@ void add_reducer(py::module_& module) {
           },
           py::arg("outputs"), py::arg("in_step") = true, no_gil)
       .def(
-          "no_sync", [](Reducer& self) { return std::make_unique<Pause>(self); }, py::keep_alive<0, 1>())
+          "no_sync", [](Reducer& self) { return std::make_unique<Pause>(self); },
+          py::keep_alive<0, 1>())
       .def_property_readonly("is_paused", &Reducer::is_paused)
       .def("sync_gradients", &Reducer::sync_gradients, no_gil)
       .def("register_comm_hook",
