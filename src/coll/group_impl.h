@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/concat.h"
 #include "coll/calls.h"
 #include "coll/group.h"
 #include "coll/medium.h"
