@@ -19,6 +19,8 @@ namespace {
 constexpr std::size_t kMostElements = std::size_t{1} << 30;
 // Up to here every rank combines everything: one exchange instead of two.
 constexpr std::size_t kSmallBytes = 4096;
+// Up to here messages go without asking: Open MPI's limit on one host is 4 KB, its header included.
+constexpr std::size_t kEagerBytes = 3072;
 constexpr int kFewRanks = 8;
 constexpr int kExchangeTag = 0;  // on the control communicator; meetings have others
 
@@ -43,7 +45,7 @@ void MpiMedium::combine(const Running& running) {
     const std::size_t count = call.input_bytes / call.element();
     if (count != 0) scale(call.reduction(1), buffers.input, buffers.output, count);
   } else if (coll::has_table(call.signature.op) || call.bytes() != 0) {
-    if (call.signature.op == OpKind::kAllReduce && call.bytes() <= kSmallBytes &&
+    if (call.signature.op == OpKind::kAllReduce && call.bytes() <= kEagerBytes &&
         size_ <= kFewRanks) {
       exchange(running, buffers);
     } else if (combines_in_pairs(call.signature.type)) {

@@ -29,7 +29,7 @@ void MpiMedium::complete(const Running& running, const Start& start) {
 template <class Start, class Whole>
 void MpiMedium::complete(const Running& running, std::size_t bytes, const Start& start,
                          const Whole& whole) {
-  constexpr std::size_t kLeast = 4096;  // from here on the meeting is the smaller cost
+  constexpr std::size_t kLeast = 3073;  // from here on the meeting is the smaller cost
   if (!may_wait_ || bytes < kLeast) return complete(running, start);
   complete(running, [&](MPI_Request* request) { return MPI_Ibarrier(data_.get(), request); });
   try {
