@@ -78,10 +78,13 @@ class Library {
     std::shared_ptr<void> memory;
   };
 
+  // NOLINTBEGIN(readability-identifier-naming): members, though clang-tidy 14 takes them for
+  // globals
   static inline std::atomic<bool> serialized_{false};
   static inline std::atomic<bool> ended_{false};
   static inline std::atomic<int> inside_{0};
   static inline std::mutex mutex_;
+  // NOLINTEND(readability-identifier-naming)
   std::mutex making_;
   Guarded<std::vector<std::weak_ptr<Stoppable>>> users_;
   Guarded<std::vector<Abandoned>> abandoned_;
