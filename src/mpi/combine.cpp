@@ -19,10 +19,6 @@ namespace {
 constexpr std::size_t kMostElements = std::size_t{1} << 30;
 // Up to here every rank combines everything: one exchange instead of two.
 constexpr std::size_t kSmallBytes = 4096;
-// Up to here messages go without asking: Open MPI's limit on one host is 4 KB, its header included.
-constexpr std::size_t kEagerBytes = 3072;
-constexpr int kFewRanks = 8;
-constexpr int kExchangeTag = 0;  // on the control communicator; meetings have others
 
 // target[k] = what becomes of a single source: scaled by the factor, or divided by the ranks.
 void scale(const coll::Reduction& reduction, const std::byte* source, std::byte* target,
@@ -45,7 +41,7 @@ void MpiMedium::combine(const Running& running) {
     const std::size_t count = call.input_bytes / call.element();
     if (count != 0) scale(call.reduction(1), buffers.input, buffers.output, count);
   } else if (coll::has_table(call.signature.op) || call.bytes() != 0) {
-    if (call.signature.op == OpKind::kAllReduce && call.bytes() <= kEagerBytes &&
+    if (call.signature.op == OpKind::kAllReduce && call.bytes() <= kMostSwapped &&
         size_ <= kFewRanks) {
       exchange(running, buffers);
     } else if (combines_in_pairs(call.signature.type)) {
@@ -54,8 +50,7 @@ void MpiMedium::combine(const Running& running) {
       combine_slices(running, buffers);
     }
   } else {
-    // Nothing to combine, but still a meeting.
-    complete(running, [&](MPI_Request* request) { return MPI_Ibarrier(data_.get(), request); });
+    meet_all(running);  // nothing to combine
   }
   write_back(call, buffers);
 }
@@ -66,47 +61,12 @@ void MpiMedium::exchange(const Running& running, const Buffers& buffers) {
   const coll::Call& call = running.call;
   const std::size_t bytes = call.bytes();
   std::byte* const work = scratch(work_, static_cast<std::size_t>(size_) * bytes);
-  std::array<const std::byte*, kFewRanks> sources;
-  std::array<MPI_Request, 2 * kFewRanks> requests;
-  std::size_t begun = 0;
-  const auto ranks = static_cast<std::size_t>(size_);
-  const auto leave = [&] {
-    for (std::size_t i = 0; i < begun; ++i) {
-      if (requests[i] != MPI_REQUEST_NULL) abandon(requests[i], work_);
-    }
-    work_ = nullptr;
-  };
   // The input may be the output, or the program's: what is sent must stay when the operation fails.
-  const auto mine = static_cast<std::size_t>(rank_);
-  std::memcpy(work + mine * bytes, buffers.input, bytes);
-  Outcome outcome = Outcome::kDone;
-  try {
-    {
-      const Library::Turn turn;
-      for (int r = 0; r < size_; ++r) {
-        std::byte* const theirs = work + static_cast<std::size_t>(r) * bytes;
-        sources[static_cast<std::size_t>(r)] = theirs;
-        if (r == rank_) continue;
-        const int length = static_cast<int>(bytes);
-        check(
-            MPI_Irecv(theirs, length, MPI_BYTE, r, kExchangeTag, control_.get(), &requests[begun]),
-            "MPI_Irecv");
-        ++begun;
-        check(MPI_Isend(work + mine * bytes, length, MPI_BYTE, r, kExchangeTag, control_.get(),
-                        &requests[begun]),
-              "MPI_Isend");
-        ++begun;
-      }
-    }
-    outcome = finish({requests.data(), begun}, call.deadline, stop_);
-  } catch (const Error& error) {
-    leave();
-    fail_run(running, error.kind(), error.what());
-  }
-  if (outcome != Outcome::kDone) {
-    leave();
-    fail_unfinished(running, outcome);
-  }
+  std::memcpy(work + static_cast<std::size_t>(rank_) * bytes, buffers.input, bytes);
+  swap(running, work, bytes);
+  std::array<const std::byte*, kFewRanks> sources;
+  const auto ranks = static_cast<std::size_t>(size_);
+  for (std::size_t r = 0; r < ranks; ++r) sources[r] = work + r * bytes;
   std::byte* const targets[] = {buffers.output};
   coll::reduce(call.reduction(size_), {sources.data(), ranks}, targets, call.signature.count,
                coll::StoreHint::kCached);

@@ -29,9 +29,9 @@ void MpiMedium::complete(const Running& running, const Start& start) {
 template <class Start, class Whole>
 void MpiMedium::complete(const Running& running, std::size_t bytes, const Start& start,
                          const Whole& whole) {
-  constexpr std::size_t kLeast = 3073;  // from here on the meeting is the smaller cost
-  if (!may_wait_ || bytes < kLeast) return complete(running, start);
-  complete(running, [&](MPI_Request* request) { return MPI_Ibarrier(data_.get(), request); });
+  // Below, the meeting would cost more than it gains.
+  if (!may_wait_ || bytes <= kEagerBytes) return complete(running, start);
+  meet_all(running);
   try {
     check(whole(), "MPI");
   } catch (const Error& error) {

@@ -85,6 +85,13 @@ class MpiMedium final : public coll::Medium,
     std::vector<int> offsets;
   };
 
+  // Messages go without asking up to here: Open MPI's limit on one host is 4 KB, its header
+  // included. Longer blocks are swapped in pieces.
+  static constexpr std::size_t kEagerBytes = 3072;
+  static constexpr std::size_t kMostPieces = 2;
+  static constexpr std::size_t kMostSwapped = kMostPieces * kEagerBytes;
+  static constexpr int kFewRanks = 8;
+
   MpiMedium(Communicator data, Communicator control, const MediumOptions& options, bool may_wait);
 
   coll::Speaker speaker(const Running& running) const {
@@ -103,6 +110,11 @@ class MpiMedium final : public coll::Medium,
   // The same for an operation of so many bytes on every rank; whole() does all of it at once.
   template <class Start, class Whole>
   void complete(const Running& running, std::size_t bytes, const Start& start, const Whole& whole);
+  // Returns when every rank has come.
+  void meet_all(const Running& running);
+  // For few ranks: each sends its block of `blocks` (one of `bytes`, at most kMostSwapped, for
+  // every rank) to all others. The blocks are work_'s, or empty.
+  void swap(const Running& running, std::byte* blocks, std::size_t bytes);
   void monitored_barrier(const Running& running);
   void leave_to_mpi(MPI_Request request);  // with the scratch memory
 

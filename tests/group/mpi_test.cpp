@@ -242,6 +242,20 @@ TEST_P(MpiRanksTest, MessagesThatDoNotFit) {
   });
 }
 
+// Around the lengths where one message, two, or MPI's own collective are used.
+TEST_P(MpiRanksTest, LengthsWhereTheWayChanges) {
+  RankGroup(4, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r, "lengths");
+    for (const int64_t bytes : {0, 4, 3072, 3076, 4096, 6144, 6148, 65536}) {
+      const auto base = at::arange(bytes / 4, at::kFloat);
+      const auto sum = base * (1 + r.id());
+      group.all_reduce(sum);
+      expect_equal(sum, base * 10);
+      group.barrier();
+    }
+  });
+}
+
 // Several threads, several groups, all kinds of operations at once.
 TEST_P(MpiRanksTest, ManyAtOnce) {
   RankGroup(3, GetParam()).run([](Rank& r) {
