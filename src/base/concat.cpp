@@ -2,7 +2,7 @@
 
 namespace convoy {
 
-std::string quoted(std::string_view text, std::size_t longest) {
+std::string in_quotes(std::string_view text, std::size_t longest) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string result = "'";
   for (const char c : text.substr(0, longest)) {

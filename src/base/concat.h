@@ -15,7 +15,8 @@ std::string concat(const Parts&... parts) {
 }
 
 // Text from outside, fit for one line of an error or a log: in quotes, without control characters
-// and non-ASCII bytes (as \xNN), cut when long.
-std::string quoted(std::string_view text, std::size_t longest = 80);
+// and non-ASCII bytes (as \xNN), cut when long. (Not `quoted`: where <iomanip> is visible, a call
+// with a std::string would silently find std::quoted, by its argument.)
+std::string in_quotes(std::string_view text, std::size_t longest = 80);
 
 }  // namespace convoy

@@ -30,7 +30,7 @@ Id Id::random() {
 
 Id Id::parse(std::string_view hex) {
   const auto refuse = [&] {
-    fail(ErrorKind::kInvalidArgument, "id ", quoted(hex), ": expected 32 lower-case hex digits");
+    fail(ErrorKind::kInvalidArgument, "id ", in_quotes(hex), ": expected 32 lower-case hex digits");
   };
   const auto digit = [&](char c) -> unsigned {
     if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a') + 10;

@@ -61,7 +61,7 @@ DebugLevel debug_level() {
   if (const char* const own = std::getenv("CONVOY_DEBUG"); own != nullptr) {
     const auto level = parse(own);
     if (!level) {
-      fail(ErrorKind::kInvalidArgument, "CONVOY_DEBUG is ", quoted(own),
+      fail(ErrorKind::kInvalidArgument, "CONVOY_DEBUG is ", in_quotes(own),
            "; it can be off, info or detail");
     }
     return *level;

@@ -27,7 +27,7 @@ bool plan_group(Module& part, const ProcessGroup& group, std::vector<Step>& plan
 }
 
 [[noreturn]] void refuse(const std::string& name) {
-  fail(ErrorKind::kUnsupported, "convert_sync_batchnorm: ", quoted(name),
+  fail(ErrorKind::kUnsupported, "convert_sync_batchnorm: ", in_quotes(name),
        " is held by others than its parent, which would go on to use it (a member of a class?); ",
        "declare it as convoy::nn::SyncBatchNorm, or put it into a torch::nn::Sequential");
 }

@@ -18,7 +18,7 @@ constexpr const char* kTitle = "convoy::DdpOptions 1";
 constexpr const char* kKey = "convoy_ddp_options";
 
 [[noreturn]] void refuse(const std::string& line) {
-  fail(ErrorKind::kInvalidArgument, "DdpOptions: ", quoted(line), " is none of their lines");
+  fail(ErrorKind::kInvalidArgument, "DdpOptions: ", in_quotes(line), " is none of their lines");
 }
 
 template <class T>

@@ -13,7 +13,7 @@ std::string key_of(const std::string& name, std::int64_t index) { return concat(
 at::Tensor read_tensor(torch::serialize::InputArchive& archive, const std::string& key) {
   at::Tensor tensor;
   if (!archive.try_read(key, tensor)) {
-    fail(ErrorKind::kInvalidArgument, "there is no ", quoted(key),
+    fail(ErrorKind::kInvalidArgument, "there is no ", in_quotes(key),
          " in the archive: it was saved by something else");
   }
   return tensor;

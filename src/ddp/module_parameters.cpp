@@ -104,7 +104,7 @@ ModuleParameters find_parameters(const Module& module, const DdpOptions& options
                                     ", buffer_sync: ", static_cast<int>(options.buffer_sync)));
   if (!found.error.empty()) return found;
   if (!unknown.empty()) {
-    found.error = concat("the module has no parameter or buffer ", quoted(*unknown.begin()),
+    found.error = concat("the module has no parameter or buffer ", in_quotes(*unknown.begin()),
                          ", which the options name");
   }
   return found;

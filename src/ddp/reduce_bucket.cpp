@@ -86,7 +86,7 @@ bool launches_late(const ProcessGroup& group, Launch wish) {
   if (when == "early") return false;
   if (when == "late") return true;
   if (!when.empty()) {
-    fail(ErrorKind::kInvalidArgument, "CONVOY_DDP_LAUNCH is ", quoted(when),
+    fail(ErrorKind::kInvalidArgument, "CONVOY_DDP_LAUNCH is ", in_quotes(when),
          "; it can be early or late");
   }
   if (group.backend_name() != "convoy") return false;

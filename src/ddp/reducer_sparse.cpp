@@ -81,11 +81,11 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
         [&](const Parameter& parameter) { return parameter.sparse && parameter.name == name; });
     if (place == parameters_.end()) {
       fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: there is no sparse parameter ",
-           quoted(name));
+           in_quotes(name));
     }
     const auto index = static_cast<std::size_t>(place - parameters_.begin());
     if (!list.defined() || list.dim() != 1 || !at::isIntegralType(list.scalar_type(), false)) {
-      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: the rows of ", quoted(name),
+      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: the rows of ", in_quotes(name),
            " are no list of integers");
     }
     const at::NoGradGuard no_grad;
@@ -93,7 +93,7 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
     const std::int64_t most = tensors_[index].size(0);
     if (sorted.numel() > 0 &&
         (sorted[0].item<std::int64_t>() < 0 || sorted[-1].item<std::int64_t>() >= most)) {
-      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: ", quoted(name), " has ", most,
+      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: ", in_quotes(name), " has ", most,
            " rows, and others are named");
     }
     found.emplace_back(index, std::move(sorted));

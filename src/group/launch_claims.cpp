@@ -24,7 +24,7 @@ std::optional<int> VariableReader::number(const std::string& name) const {
   if (!text) return std::nullopt;
   const auto parsed = parse_whole(*text);
   if (!parsed) {
-    fail_environment(name, "=", quoted(*text), " is no number; set it to one, or unset it");
+    fail_environment(name, "=", in_quotes(*text), " is no number; set it to one, or unset it");
   }
   return parsed;
 }
@@ -83,7 +83,7 @@ std::optional<Claim> pet_claim(const VariableReader& reader) {
   if (reader.find("LOCAL_RANK") && reader.find("RANK")) return std::nullopt;  // somebody counted
   const std::string processes = reader.value("PET_NPROC_PER_NODE");
   if (!processes.empty() && processes != "1") {
-    fail_environment("PET_NPROC_PER_NODE=", quoted(processes),
+    fail_environment("PET_NPROC_PER_NODE=", in_quotes(processes),
                      " asks for several processes on each host, but this one was not started by "
                      "torchrun; start it as `torchrun --no-python program`, or set "
                      "PET_NPROC_PER_NODE=1");
@@ -91,7 +91,7 @@ std::optional<Claim> pet_claim(const VariableReader& reader) {
   const std::string hosts = reader.value("PET_NNODES");
   const auto colon = hosts.find(':');
   if (colon != std::string::npos && hosts.substr(0, colon) != hosts.substr(colon + 1)) {
-    fail_environment("PET_NNODES=", quoted(hosts),
+    fail_environment("PET_NNODES=", in_quotes(hosts),
                      " is a range, which only torchrun can settle; start the program as `torchrun "
                      "--no-python program`, or set PET_NNODES to a number");
   }

@@ -227,7 +227,7 @@ Meeting meet_by_environment(const GivenRank& given, const Deadline& deadline) {
 LaunchEnvironment read_self(const std::string& method, const GivenRank& given) {
   auto self = read_launch_environment(current_variables(), given, false);
   if (self.launcher == "none" && !given.complete()) {
-    fail(ErrorKind::kInvalidArgument, "rendezvous: method ", quoted(method),
+    fail(ErrorKind::kInvalidArgument, "rendezvous: method ", in_quotes(method),
          ": rank and size are missing; add ?rank=0&world_size=2, or set RANK and WORLD_SIZE");
   }
   self.restart.clear();

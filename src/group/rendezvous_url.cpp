@@ -9,7 +9,7 @@ using Scheme = RendezvousUrl::Scheme;
 
 template <class... Parts>
 [[noreturn]] void fail_url(const std::string& text, const Parts&... parts) {
-  fail(ErrorKind::kInvalidArgument, "rendezvous: method ", quoted(text), ": ", parts...);
+  fail(ErrorKind::kInvalidArgument, "rendezvous: method ", in_quotes(text), ": ", parts...);
 }
 
 // Takes up to the first `end` off the front of `text`; all of it if there is none.
@@ -26,10 +26,10 @@ GivenRank parse_query(const std::string& text, std::string_view query) {
     std::string_view value = take_until(query, '&');
     const std::string_view name = take_until(value, '=');
     if (name != "rank" && name != "world_size") {
-      fail_url(text, "what is ", quoted(name), "? Known: rank, world_size");
+      fail_url(text, "what is ", in_quotes(name), "? Known: rank, world_size");
     }
     const auto number = parse_whole(value);
-    if (!number) fail_url(text, name, " is no number: ", quoted(value));
+    if (!number) fail_url(text, name, " is no number: ", in_quotes(value));
     auto& field = name == "rank" ? given.rank : given.size;
     if (field && *field != *number) fail_url(text, name, " is given twice");
     field = number;

@@ -182,7 +182,7 @@ std::shared_ptr<Region> NamedFolder::open(const std::string& path, const Find& k
                                           const Found& made) {
   const std::string front = folder_ + "/t-";
   if (!path.starts_with(front) || path.find('/', front.size()) != std::string::npos) {
-    fail(ErrorKind::kInvalidArgument, "a handle names the file ", quoted(path),
+    fail(ErrorKind::kInvalidArgument, "a handle names the file ", in_quotes(path),
          ", which is not in this user's folder ", folder_, ": refused");
   }
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));

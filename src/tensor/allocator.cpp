@@ -77,7 +77,7 @@ void install_allocator_if_asked() {
   const std::string_view text = wish != nullptr ? wish : "";
   if (text == "1") return install_allocator();
   if (!text.empty() && text != "0") {
-    fail(ErrorKind::kInvalidArgument, "CONVOY_ALLOCATOR is ", quoted(text), ", not 0 or 1");
+    fail(ErrorKind::kInvalidArgument, "CONVOY_ALLOCATOR is ", in_quotes(text), ", not 0 or 1");
   }
 }
 

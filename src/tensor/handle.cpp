@@ -16,6 +16,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/byte_reader.h"
 #include "base/error.h"
 #include "tensor/memory.h"
 #include "transport/shm/fabric.h"
@@ -31,37 +32,9 @@ constexpr std::size_t kMaxDimensions = 64;
 
 enum Flag : std::uint8_t { kRequiresGrad = 1, kConjugate = 2, kNegative = 4, kCoalesced = 8 };
 
-[[noreturn]] void bad(const char* why) {
-  fail(ErrorKind::kInvalidArgument, "this is no handle of a tensor: ", why);
-}
+constexpr const char* kWhat = "handle of a tensor";
 
-template <class T>
-void put(std::string& out, T value) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-// Takes from the front.
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-
-  template <class T>
-  T take() {
-    T value;
-    std::memcpy(&value, take(sizeof value).data(), sizeof value);
-    return value;
-  }
-  std::string_view take(std::size_t length) {
-    if (length > bytes_.size()) bad("it is cut off");
-    const auto front = bytes_.substr(0, length);
-    bytes_.remove_prefix(length);
-    return front;
-  }
-  bool empty() const { return bytes_.empty(); }
-
- private:
-  std::string_view bytes_;
-};
+[[noreturn]] void bad(const char* why) { ByteReader({}, kWhat).bad(why); }
 
 bool is_compressed(c10::Layout layout) {
   return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
@@ -176,33 +149,34 @@ void check(const TensorHandle& handle) {
 
 void append(std::string& out, const TensorHandle& handle) {
   out.append(kMagic.data(), kMagic.size());
-  put(out, static_cast<std::uint8_t>(handle.kind));
-  put(out, static_cast<std::uint8_t>(handle.type));
-  put(out, static_cast<std::uint8_t>(handle.layout));
-  put(out, static_cast<std::uint8_t>(
-               (handle.requires_grad ? kRequiresGrad : 0) | (handle.conjugate ? kConjugate : 0) |
-               (handle.negative ? kNegative : 0) | (handle.coalesced ? kCoalesced : 0)));
-  put(out, static_cast<std::uint8_t>(handle.sizes.size()));
-  put(out, static_cast<std::uint8_t>(handle.parts.size()));
+  put_bytes(out, static_cast<std::uint8_t>(handle.kind));
+  put_bytes(out, static_cast<std::uint8_t>(handle.type));
+  put_bytes(out, static_cast<std::uint8_t>(handle.layout));
+  put_bytes(out, static_cast<std::uint8_t>((handle.requires_grad ? kRequiresGrad : 0) |
+                                           (handle.conjugate ? kConjugate : 0) |
+                                           (handle.negative ? kNegative : 0) |
+                                           (handle.coalesced ? kCoalesced : 0)));
+  put_bytes(out, static_cast<std::uint8_t>(handle.sizes.size()));
+  put_bytes(out, static_cast<std::uint8_t>(handle.parts.size()));
   out.append(6, '\0');
-  put(out, handle.offset);
-  put(out, std::uint64_t{handle.storage.segment});
-  put(out, handle.storage.offset);
-  put(out, handle.storage_bytes);
-  for (const auto size : handle.sizes) put(out, size);
+  put_bytes(out, handle.offset);
+  put_bytes(out, std::uint64_t{handle.storage.segment});
+  put_bytes(out, handle.storage.offset);
+  put_bytes(out, handle.storage_bytes);
+  for (const auto size : handle.sizes) put_bytes(out, size);
   if (has_strides(handle.kind)) {
-    for (const auto stride : handle.strides) put(out, stride);
+    for (const auto stride : handle.strides) put_bytes(out, stride);
   }
   for (const auto& part : handle.parts) {
     const std::string bytes = encode(part);
-    put(out, std::uint64_t{bytes.size()});
+    put_bytes(out, std::uint64_t{bytes.size()});
     out += bytes;
   }
 }
 
 TensorHandle parse(std::string_view bytes, int depth) {
   if (depth > 1) bad("a part has parts");
-  Reader in(bytes);
+  ByteReader in(bytes, kWhat);
   if (std::memcmp(in.take(kMagic.size()).data(), kMagic.data(), kMagic.size()) != 0) {
     bad("it begins with other bytes, or is of another version");
   }
@@ -232,7 +206,7 @@ TensorHandle parse(std::string_view bytes, int depth) {
     const auto length = in.take<std::uint64_t>();
     handle.parts.push_back(parse(in.take(length), depth + 1));
   }
-  if (!in.empty()) bad("there is more behind it");
+  if (in.left() != 0) bad("there is more behind it");
   check(handle);
   return handle;
 }

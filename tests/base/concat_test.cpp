@@ -11,16 +11,16 @@ TEST(ConcatTest, StreamsPartsOneAfterAnother) {
 
 TEST(ConcatTest, KeepsZeroBytes) { EXPECT_EQ(concat(std::string("a\0b", 3)).size(), 3u); }
 
-TEST(QuotedTest, KeepsPlainText) { EXPECT_EQ(quoted("rank 3: 'x'"), "'rank 3: 'x''"); }
+TEST(QuotedTest, KeepsPlainText) { EXPECT_EQ(in_quotes("rank 3: 'x'"), "'rank 3: 'x''"); }
 
 TEST(QuotedTest, ShowsWhatCannotBePrinted) {
-  EXPECT_EQ(quoted(std::string_view("a\0\n\x1b\xff", 5)), "'a\\x00\\x0a\\x1b\\xff'");
+  EXPECT_EQ(in_quotes(std::string_view("a\0\n\x1b\xff", 5)), "'a\\x00\\x0a\\x1b\\xff'");
 }
 
 TEST(QuotedTest, CutsLongText) {
-  EXPECT_EQ(quoted("abcdef", 3), "'abc'... (6 bytes)");
-  EXPECT_EQ(quoted("abc", 3), "'abc'");
-  EXPECT_EQ(quoted(""), "''");
+  EXPECT_EQ(in_quotes("abcdef", 3), "'abc'... (6 bytes)");
+  EXPECT_EQ(in_quotes("abc", 3), "'abc'");
+  EXPECT_EQ(in_quotes(""), "''");
 }
 
 }  // namespace

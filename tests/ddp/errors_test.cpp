@@ -52,7 +52,7 @@ TEST(ConstructionTest, ArgumentsThatAreNone) {
       [](int, const ProcessGroup& world) {
         DistributedDataParallel model(Linear(2, 2), world, {.ignore = {"wieght"}});
       },
-      "\"wieght\"");
+      "'wieght'");
   expect_refused(
       [](int rank, const ProcessGroup& world) {
         DistributedDataParallel model(Linear(2, 2), world, {.bucket_cap_mb = rank == 0 ? 25 : -1});

@@ -72,7 +72,7 @@ void fuzz_process_info(std::string_view text) {
 }
 
 void fuzz_text(std::string_view text) {
-  const std::string shown = quoted(text);
+  const std::string shown = in_quotes(text);
   for (const char c : shown) require(c >= 0x20 && c < 0x7f);
   parse_log_level(text);
 }
