@@ -5,7 +5,8 @@
 //   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare
 //   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns; A and B: ddp,
 //                           find_unused_parameters, bare (not wrapped), fp16, bf16 (these comm
-//                           hooks), all with SGD; adamw, adamw_in_backward
+//                           hooks), all with SGD; sgd_in_backward, adamw,
+//                           adamw_in_backward
 //   observe MODEL COUNT     steps, and what measuring them took inside of our code, every one
 //                           sampled
 //   rounded BYTES COUNT     of COUNT means of a buffer in group memory, in turns: plain, and
@@ -44,7 +45,7 @@ class Trainer {
     if (mode == "adamw") {
       optimizer_ = std::make_unique<torch::optim::AdamW>(model_.net->parameters(),
                                                          torch::optim::AdamWOptions(1e-4));
-    } else if (mode != "adamw_in_backward") {
+    } else if (!mode.ends_with("_in_backward")) {
       optimizer_ = std::make_unique<torch::optim::SGD>(model_.net->parameters(), 1e-4);
     }
     if (mode == "bare") return;
@@ -53,7 +54,11 @@ class Trainer {
         convoy::DdpOptions{.find_unused_parameters = mode == "find_unused_parameters"});
     if (mode == "fp16") wrapped_->register_comm_hook(convoy::hooks::fp16_compress);
     if (mode == "bf16") wrapped_->register_comm_hook(convoy::hooks::bf16_compress);
-    if (!optimizer_) in_backward_.emplace(wrapped_->reducer(), convoy::AdamW{.lr = 1e-4});
+    if (mode == "sgd_in_backward") {
+      in_backward_.emplace(wrapped_->reducer(), convoy::Sgd{.lr = 1e-4});
+    } else if (!optimizer_) {
+      in_backward_.emplace(wrapped_->reducer(), convoy::AdamW{.lr = 1e-4});
+    }
   }
 
   // Microseconds on the slowest rank.

@@ -62,7 +62,8 @@ class JoinContext;  // opaque
 class Joinable {
  public:
   Joinable() = default;
-  Joinable(const Joinable&) noexcept {}
+  Joinable(const Joinable&) noexcept {}  // a copy is in no Join
+  // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): nothing is assigned
   Joinable& operator=(const Joinable&) noexcept { return *this; }
   virtual ~Joinable() = default;
 

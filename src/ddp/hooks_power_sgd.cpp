@@ -214,7 +214,7 @@ HookResult PowerSgd::operator()(const GradBucket& bucket) const {
         if (journey->small_result) {
           at::Tensor values = journey->small_result->wait();
           std::int64_t offset = 0;
-          for (at::Tensor gradient : journey->small) {
+          for (const at::Tensor& gradient : journey->small) {
             gradient.copy_(values.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
             offset += gradient.numel();
           }

@@ -172,7 +172,7 @@ std::string JoinContext::texts_of_failed(const std::vector<Record>& all) {
 // apart: the others wait for what these do next.
 std::vector<JoinContext::Record> JoinContext::meet(const Record& mine) {
   if (state_ == State::kOver) fail(ErrorKind::kInvalidArgument, head(), "this Join is over");
-  const auto all = exchange(mine);
+  auto all = exchange(mine);
   const auto is = [](State state) {
     return [state](const Record& record) { return record.state == state; };
   };

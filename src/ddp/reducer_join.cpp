@@ -36,9 +36,9 @@ void Reducer::Impl::announce() {
 
 void Reducer::Impl::shadow_round(const JoinStep& step) {
   struct Shadowing {
-    explicit Shadowing(bool& flag) : flag_(flag) { flag_ = true; }
-    ~Shadowing() { flag_ = false; }
-    bool& flag_;
+    explicit Shadowing(bool& shadows) : flag(shadows) { flag = true; }
+    ~Shadowing() { flag = false; }
+    bool& flag;
   } const shadowing(shadowing_);
   join_step_ = step;
   entered_ = last_gradient_ = Clock::now();

@@ -11,6 +11,7 @@ namespace convoy {
 class ReducerInJoin {
  public:
   ReducerInJoin(std::shared_ptr<Reducer::Impl> impl, std::unique_ptr<Reducer::Impl::JoinPort> port);
+  // NOLINTNEXTLINE(bugprone-exception-escape): it throws only for a port
   ~ReducerInJoin() { impl_->set_join(nullptr); }
   ReducerInJoin(const ReducerInJoin&) = delete;
   ReducerInJoin& operator=(const ReducerInJoin&) = delete;

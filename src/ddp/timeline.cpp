@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <fstream>
 #include <iomanip>
 #include <sstream>
@@ -171,7 +172,7 @@ std::string RoundTimes::report() const {
   const Nanoseconds reduce = exposed - waited;
   const auto percent = [&](Nanoseconds part) {
     return static_cast<int>(
-        100.0 * static_cast<double>(part.count()) / static_cast<double>(all.count()) + 0.5);
+        std::lround(100.0 * static_cast<double>(part.count()) / static_cast<double>(all.count())));
   };
   const int waiting = percent(waited), reducing = percent(reduce);
   std::ostringstream text;
@@ -312,7 +313,8 @@ void write_trace(const ProcessGroup& group, const RoundTimes& times,
     std::ofstream file(path);
     file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" << words(all, ",\n") << "\n]}\n";
     file.close();
-    if (!file) error = concat("write_trace: cannot write ", quoted(path), ": ", errno_text(errno));
+    if (!file)
+      error = concat("write_trace: cannot write ", in_quotes(path), ": ", errno_text(errno));
   }
   error = group.broadcast_object(error);
   if (!error.empty()) fail(ErrorKind::kInvalidArgument, error);
