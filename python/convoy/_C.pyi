@@ -2,7 +2,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from torch import Tensor
-from torch.distributed import Backend, Store
+from torch._C._distributed_c10d import Backend, Store
 from torch.futures import Future
 
 __version__: str

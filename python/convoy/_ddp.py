@@ -4,10 +4,12 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from convoy import _C
@@ -46,17 +48,14 @@ class DistributedDataParallel(nn.Module):
             raise Error("broadcast_buffers is the old name of forward_sync_buffers: give one of them",
                         "invalid argument")
         self.module = module
-        self.process_group = (device_mesh.get_group() if device_mesh is not None else process_group
-                              ) or dist.group.WORLD
-        if self.process_group is None:
-            raise Error("DistributedDataParallel: there is no group; call init_process_group first",
-                        "invalid argument")
+        given = device_mesh.get_group() if device_mesh is not None else process_group
+        self.process_group = given or _world("wrap a module in")
         sync = forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers
         self.forward_sync_buffers = True if sync is None else sync
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
         # Of torch; here a cap of -1 or None is ours: 25 MB, the first bucket 1 MB.
         caps = [float(cap) for cap in bucket_cap_mb_list or [bucket_cap_mb or 0] if cap and cap > 0]
-        self._arguments = dict(
+        self._arguments: dict[str, Any] = dict(
             bucket_cap_mb_list=caps, find_unused_parameters=bool(find_unused_parameters),
             static_graph=bool(static_graph or getattr(module, "_ddp_static_graph", False)),
             gradient_as_bucket_view=bool(gradient_as_bucket_view),
@@ -64,7 +63,7 @@ class DistributedDataParallel(nn.Module):
         # What came by name: (name, parameter). torch takes pairs, or names.
         delayed = [each if isinstance(each, str) else each[0] for each in delay_all_reduce_named_params or []]
         self._delayed = delayed
-        self._buffer_hook = None
+        self._buffer_hook: tuple[Any, Callable[..., Any]] | None = None
         self._hook_after_forward = False
         self._make_reducer(init_sync)
 
@@ -172,7 +171,7 @@ class DistributedDataParallel(nn.Module):
             if name not in ignored and f"module.{name}" not in ignored:
                 yield (name, parameter) if named_params else parameter
 
-    def _get_ddp_logging_data(self) -> dict:
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
         return self.reducer.stats() | {"world_size": self.process_group.size(),
                                        "rank": self.process_group.rank(), **self._arguments}
 
@@ -185,10 +184,7 @@ class DistributedDataParallel(nn.Module):
 
     def __setstate__(self, state) -> None:
         super().__setstate__(state)
-        self.process_group = dist.group.WORLD
-        if self.process_group is None:
-            raise Error("DistributedDataParallel: there is no group to load it into; call "
-                        "init_process_group first", "invalid argument")
+        self.process_group = _world("load it into")
         self._make_reducer(init_sync=False)
 
     def __deepcopy__(self, memo):
@@ -215,7 +211,7 @@ class _Parameters:
         existing = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
         unknown = sorted(name for name in {*delayed} if name not in existing)
         self.error = f"there is no parameter {', '.join(unknown)}" if unknown else ""
-        if any(isinstance(each, nn.parameter.UninitializedTensorMixin) for each in self.tensors):
+        if any(isinstance(each, UninitializedParameter) for each in self.tensors):
             self.tensors, self.names, self.sparse, self.delayed = [], [], [], []
             self.error = ("modules with uninitialized parameters cannot be wrapped: run a dummy "
                           "forward pass first")
@@ -226,6 +222,13 @@ class _Parameters:
 def _refuse(given: object, text: str) -> None:
     if given:
         raise Error(f"DistributedDataParallel: {text}", "unsupported")
+
+
+def _world(purpose: str) -> dist.ProcessGroup:
+    if dist.group.WORLD is None:
+        raise Error(f"DistributedDataParallel: there is no group to {purpose}; call "
+                    "init_process_group first", "invalid argument")
+    return dist.group.WORLD
 
 
 def _backend(group: dist.ProcessGroup):

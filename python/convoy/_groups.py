@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
 import torch
@@ -63,7 +64,7 @@ def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_) -> Iterator[tuple[
 
 
 def _factory(store: Store, rank: int, world_size: int, timeout: timedelta, device: torch.device,
-             **kwargs: object) -> ProcessGroup:
+             **kwargs: Any) -> ProcessGroup:
     """Of dist2."""
     if device.type != "cpu":
         raise Error(f"the backend convoy has no groups for {device}, only for cpu", "unsupported")

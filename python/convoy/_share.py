@@ -171,7 +171,7 @@ def _is_ours(tensor: torch.Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.is_quantized or type(tensor) not in (torch.Tensor, Parameter):
         return False
     if tensor.layout is not torch.strided or tensor.is_nested:
-        return tensor.layout is not torch._mkldnn
+        return tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
     return _C.is_shared(tensor) or not tensor.is_shared()
 
 
@@ -200,7 +200,7 @@ def install_reductions() -> None:
         reduction.ForkingPickler.register(kind, _reduce_tensor)
     reduction.ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
     # DataLoader's workers collate into memory that is shared from the beginning.
-    torch.UntypedStorage._new_shared = classmethod(_new_shared)
+    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore
 
 
 def _new_shared(cls, size: int, *, device="cpu") -> torch.UntypedStorage:

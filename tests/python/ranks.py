@@ -55,7 +55,7 @@ class Failed:
         return self.trace
 
 
-def _rank_main(function, rank, size, backend, path, answer, arguments):
+def _rank_main(function, rank, size, backend, timeout, path, answer, arguments):
     try:
         import torch
         import torch.distributed as dist
@@ -65,7 +65,7 @@ def _rank_main(function, rank, size, backend, path, answer, arguments):
                        "GLOO_SOCKET_IFNAME": "lo"}
         if backend:
             dist.init_process_group(backend, f"file://{path}/store", rank=rank, world_size=size,
-                                    timeout=timedelta(seconds=LIMIT / 2))
+                                    timeout=timedelta(seconds=timeout))
         result = function(*arguments)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -74,17 +74,17 @@ def _rank_main(function, rank, size, backend, path, answer, arguments):
     answer.send(result)
 
 
-def run_all(function, size, *arguments, backend="convoy"):
+def run_all(function, size, *arguments, backend="convoy", timeout=LIMIT / 2):
     """What `function(*arguments)` returned on each rank, or Failed or Died.
 
-    `backend`: of the default group, which is made before and destroyed after it; None: no group.
+    `backend` and `timeout`: of the default group, which is made before and destroyed after it; None: no group.
     """
     with folder() as path:
         pipes, processes = [], []
         for rank in range(size):
             mine, theirs = _context.Pipe(duplex=False)
             process = _context.Process(target=_rank_main, args=(
-                function, rank, size, backend, path, theirs, arguments))
+                function, rank, size, backend, timeout, path, theirs, arguments))
             process.start()
             theirs.close()
             pipes.append(mine)
