@@ -77,9 +77,32 @@ struct PythonObject {
   friend bool operator==(const PythonObject&, const PythonObject&) = default;
 };
 
-// std::monostate: Python's None.
+// What processes use together besides memory: a Queue, an Event, a Barrier or a Lock, each of which
+// is one (convoy/queue.h). Copies are the same object; it lives as long as any process has it.
+class Shared {
+ public:
+  enum class Kind : std::uint32_t { kQueue = 1, kEvent, kBarrier, kLock };
+  struct Impl;
+
+  Shared() = default;  // nothing
+  explicit Shared(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  // Takes over descriptors that are duplicates of what descriptors() says in another process, which
+  // has passed them on or let this one inherit them; also when it throws. kInvalidArgument.
+  static Shared adopt(const std::vector<int>& descriptors);
+  std::vector<int> descriptors() const;  // they stay this object's
+
+  explicit operator bool() const { return impl_ != nullptr; }
+  Kind kind() const;
+  friend bool operator==(const Shared&, const Shared&) = default;  // the same object
+  Impl& impl() const;                                              // kInvalidArgument: nothing
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+// std::monostate: Python's None. A Shared only over a channel.
 using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string, Bytes,
-                           at::Tensor, PythonObject>;
+                           at::Tensor, PythonObject, Shared>;
 
 // What is sent at one go. A value.
 class Message {
@@ -100,6 +123,7 @@ class Message {
   std::int64_t integer(std::size_t i) const;
   double real(std::size_t i) const;
   const Bytes& bytes(std::size_t i) const;
+  const Shared& shared(std::size_t i) const;  // Queue(message.shared(0))
 
  private:
   std::vector<Value> values_;

@@ -20,9 +20,9 @@ std::string_view as_text(std::span<const std::byte> bytes) {
 }
 
 const char* kind_of(const Value& value) {
-  static constexpr std::array kNames = {"nothing",  "a truth value",  "an integer",
-                                        "a number", "a text",         "bytes",
-                                        "a tensor", "a Python object"};
+  static constexpr std::array kNames = {"nothing",  "a truth value",   "an integer",
+                                        "a number", "a text",          "bytes",
+                                        "a tensor", "a Python object", "a queue or lock"};
   static_assert(kNames.size() == std::variant_size_v<Value>);
   return kNames[value.index()];
 }
@@ -58,6 +58,9 @@ std::int64_t Message::integer(std::size_t i) const {
 }
 double Message::real(std::size_t i) const { return get<double>(*this, i, "a number"); }
 const Bytes& Message::bytes(std::size_t i) const { return get<Bytes>(*this, i, "bytes"); }
+const Shared& Message::shared(std::size_t i) const {
+  return get<Shared>(*this, i, "a queue, event, barrier or lock");
+}
 
 namespace {
 
@@ -147,7 +150,15 @@ struct Channel::Impl {
     const auto name = [&](const std::shared_ptr<Region>& region) {
       return link.introduce(region, until);
     };
-    Packed packed = pack(message, get_sharing_strategy(), name);
+    const PassShared pass = [&](const Shared& object) {
+      std::optional<std::uint32_t> first;
+      for (const int descriptor : object.descriptors()) {
+        const std::uint32_t number = link.pass(descriptor, until);
+        if (!first) first = number;
+      }
+      return first.value();
+    };
+    Packed packed = pack(message, get_sharing_strategy(), name, pass);
     Outbox::Sent item{.number = 0, .parcels = std::move(packed.parcels), .body = {}};
     if (packed.bytes.size() > Ring::kMostBytes) {
       item.body = Depot::instance().allocate(packed.bytes.size());
@@ -167,12 +178,19 @@ struct Channel::Impl {
       ~Finish() { link.finish(); }
     } const finish{link};
     const FindRegion find = [&](std::uint32_t number) { return link.region(number); };
-    if (!is_envelope(as_text(bytes))) return unpack(as_text(bytes), find);
+    const TakeShared take = [&](std::uint32_t first, std::uint32_t count) {
+      std::vector<UniqueFd> owned;
+      for (std::uint32_t i = 0; i < count; ++i) owned.push_back(link.passed(first + i));
+      std::vector<int> descriptors;
+      for (UniqueFd& descriptor : owned) descriptors.push_back(descriptor.release());
+      return Shared::adopt(descriptors);
+    };
+    if (!is_envelope(as_text(bytes))) return unpack(as_text(bytes), find, take);
     const Lease body =
         Depot::instance().open(from_wire(parse_envelope(as_text(bytes)).block, find));
     // A copy: the sender can still write to the memory.
     const std::string copy(reinterpret_cast<const char*>(body.data()), body.bytes());
-    return unpack(copy, find);
+    return unpack(copy, find, take);
   }
 
   const std::shared_ptr<Outbox> box;  // shared with who frees memory, and with the orphans
@@ -265,7 +283,7 @@ Channel ChannelListener::accept(const Deadline& deadline, const ChannelOptions& 
 ChannelListener listen(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos || slash == 0 || slash + 1 == path.size()) {
-    fail(ErrorKind::kInvalidArgument, "listen: ", quoted(path),
+    fail(ErrorKind::kInvalidArgument, "listen: ", in_quotes(path),
          " is no path of a socket in a folder of its own, such as /tmp/mine/socket");
   }
   return ChannelListener(

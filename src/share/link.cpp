@@ -24,6 +24,7 @@ constexpr int kMostInVain = 3;
 constexpr auto kLookInterval = std::chrono::milliseconds(1);
 constexpr int kExitGraceMs = 200;
 constexpr std::uint32_t kMostRegions = 1 << 16;
+constexpr std::size_t kMostPassed = 256;  // descriptors that no message has asked for yet
 constexpr const char* kGone = "closed the channel or ended";
 
 // Spinning keeps the awaited process off the only core.
@@ -197,6 +198,13 @@ void Link::take(const LinkFrame& frame) {
     } else {
       fail(ErrorKind::kInvalidArgument, "memory of unknown kind ", frame.kind);
     }
+  } else if (frame.type == LinkFrame::kDescriptor) {
+    want(1);
+    if (frame.index != next_passed_ || passed_.size() >= kMostPassed) {
+      fail(ErrorKind::kInvalidArgument, "descriptor ", frame.index, " after ", next_passed_);
+    }
+    passed_.emplace(next_passed_++, std::move(descriptors_[0]));
+    descriptors_.clear();
   } else {
     fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
   }
@@ -333,6 +341,13 @@ std::uint32_t Link::introduce(const std::shared_ptr<Region>& region, const Deadl
   return index;
 }
 
+std::uint32_t Link::pass(int descriptor, const Deadline& deadline) {
+  check_open("send");
+  greet(deadline);
+  send_frame({.type = LinkFrame::kDescriptor, .index = passed_on_}, descriptor, deadline);
+  return passed_on_++;
+}
+
 std::uint64_t Link::send(std::span<const std::byte> message, const Deadline& deadline) {
   check_open("send");
   greet(deadline);
@@ -386,14 +401,32 @@ std::vector<std::byte> Link::receive(const Deadline& deadline) {
   return message;
 }
 
-std::shared_ptr<Region> Link::region(std::uint32_t index) {
-  std::unique_lock lock(pump_mutex_);
-  const auto known = [&] { return index < regions_.size(); };
-  // Descriptors are sent before the message that needs them. Whoever waits on the socket gets them.
+// Descriptors are sent before the message that needs them. Whoever waits on the socket gets them.
+template <class Known>
+void Link::pump_until(std::unique_lock<std::mutex>& lock, Known known) {
   while (!known() && polling_) {
     if (pumped_.wait_for(lock, std::chrono::seconds(10)) == std::cv_status::timeout) break;
   }
   if (!known()) pump();
+}
+
+UniqueFd Link::passed(std::uint32_t index) {
+  std::unique_lock lock(pump_mutex_);
+  pump_until(lock, [&] { return index < next_passed_; });
+  const auto found = passed_.find(index);
+  if (found == passed_.end()) {
+    fail(ErrorKind::kInvalidArgument, "receive: a message refers to descriptor ", index,
+         " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");
+  }
+  UniqueFd descriptor = std::move(found->second);
+  passed_.erase(found);
+  return descriptor;
+}
+
+std::shared_ptr<Region> Link::region(std::uint32_t index) {
+  std::unique_lock lock(pump_mutex_);
+  const auto known = [&] { return index < regions_.size(); };
+  pump_until(lock, known);
   if (!known() || !regions_[index]) {
     fail(ErrorKind::kInvalidArgument, "receive: a message refers to memory ", index,
          " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");

@@ -17,10 +17,11 @@ namespace convoy::share {
 // What goes over the socket of a link. Fixed size, so that a reader never has to guess a length.
 struct LinkFrame {
   enum Type : std::uint32_t {
-    kHello = 1,   // with the sender's ring
-    kRegion = 2,  // with memory
-    kWake = 3,    // look at the rings
-    kBye = 4,     // the last one: the end was closed. Without it, its process has ended
+    kHello = 1,       // with the sender's ring
+    kRegion = 2,      // with memory
+    kWake = 3,        // look at the rings
+    kBye = 4,         // the last one: the end was closed. Without it, its process has ended
+    kDescriptor = 5,  // with any descriptor, for a message that comes
   };
   static constexpr std::uint32_t kMagic = 0x314c5643;  // "CVL1"
 
@@ -28,7 +29,7 @@ struct LinkFrame {
   std::uint32_t type = 0;
   std::uint64_t process = 0;  // kHello: ProcessWord
   std::uint64_t bytes = 0;    // kHello, kRegion: of what the descriptor is
-  std::uint32_t index = 0;    // kRegion: counts from 0
+  std::uint32_t index = 0;    // kRegion, kDescriptor: counts from 0
   std::uint32_t kind = 0;     // kRegion: Region::Kind
 };
 static_assert(sizeof(LinkFrame) == 32);
@@ -48,6 +49,8 @@ class Link {
 
   // Sending. The number under which the peer knows the region from now on.
   std::uint32_t introduce(const std::shared_ptr<Region>& region, const Deadline& deadline);
+  // The number under which the peer gets a duplicate.
+  std::uint32_t pass(int descriptor, const Deadline& deadline);
   // At most Ring::kMostBytes. Returns the message's number, from 1. kTimeout: nothing was sent.
   // kPeerLost.
   std::uint64_t send(std::span<const std::byte> message, const Deadline& deadline);
@@ -60,6 +63,8 @@ class Link {
   bool has_message();
   // One that the peer introduced before the message that was received last. kInvalidArgument.
   std::shared_ptr<Region> region(std::uint32_t index);
+  // One that the peer passed, once. kInvalidArgument.
+  UniqueFd passed(std::uint32_t index);
   void finish();
 
   // The socket, if the link was not used yet. kInvalidArgument.
@@ -80,6 +85,8 @@ class Link {
   bool sleep(const Deadline& deadline, Ready ready);
   void pump();  // pump_mutex_ is held
   void take(const LinkFrame& frame);
+  template <class Known>
+  void pump_until(std::unique_lock<std::mutex>& lock, Known known);
   void lose(const std::string& why);
   void find_out_how_it_ended();
   void pump_if_idle();  // not while another thread waits on the socket: it does
@@ -99,6 +106,7 @@ class Link {
   Ring out_;
   std::uint64_t sent_ = 0;
   std::unordered_map<std::uint64_t, std::uint32_t> introduced_;  // serial -> index
+  std::uint32_t passed_on_ = 0;
 
   // Of the receiving side; set by pump(), once.
   Ring in_;
@@ -116,6 +124,8 @@ class Link {
   std::vector<std::byte> partial_;
   std::vector<UniqueFd> descriptors_;
   std::vector<std::shared_ptr<Region>> regions_;  // of the peer
+  std::unordered_map<std::uint32_t, UniqueFd> passed_;
+  std::uint32_t next_passed_ = 0;
   ProcessWord peer_ = 0;
   UniqueFd pidfd_;
   Deadline::Clock::time_point last_pump_;

@@ -1,10 +1,10 @@
 // Bytes of a message, little-endian:
 //    0  4  magic "CVM1"      4  4  regions r     8  4  blocks b      12  4  values v
-//   16     r regions:  kind (4), length of the path (4), bytes (8), device (8), inode (8), the
-//   path,
-//                      zeros up to a multiple of 8
-//          b blocks:   book (4), memory (4), generation (4), zero (4), entry (8), offset (8), bytes
-//          (8) v values:   kind (4), zero (4), length (8), the bytes, zeros up to a multiple of 8
+//   16     r regions: kind (4), length of the path (4), bytes (8), device (8), inode (8),
+//                     the path, zeros up to a multiple of 8
+//          b blocks:  book (4), memory (4), generation (4), zero (4), entry (8), offset (8),
+//                     bytes (8)
+//          v values:  kind (4), zero (4), length (8), the bytes, zeros up to a multiple of 8
 // Bytes of an envelope: magic "CVE1", zero (4), a block.
 #include "share/message.h"
 
@@ -12,7 +12,7 @@
 #include <bit>
 #include <cstring>
 
-#include "base/error.h"
+#include "base/byte_reader.h"
 
 namespace convoy::share {
 namespace {
@@ -26,39 +26,21 @@ constexpr std::size_t kBlockBytes = 40;
 constexpr std::size_t kValueBytes = 16;
 constexpr std::size_t kMostPath = 4096;
 
-[[noreturn]] void bad(const char* why) {
-  fail(ErrorKind::kInvalidArgument, "this is no message of a channel: ", why);
-}
+constexpr const char* kWhat = "message of a channel";
 
-template <class T>
-void put(std::string& out, T value) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
+[[noreturn]] void bad(const char* why) { ByteReader({}, kWhat).bad(why); }
 
 void put_padded(std::string& out, std::string_view bytes) {
   out += bytes;
   out.append((8 - bytes.size() % 8) % 8, '\0');
 }
 
-// Takes from the front.
-class Reader {
+class Reader : public ByteReader {
  public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  explicit Reader(std::string_view bytes) : ByteReader(bytes, kWhat) {}
 
-  template <class T>
-  T take() {
-    T value;
-    std::memcpy(&value, take(sizeof value).data(), sizeof value);
-    return value;
-  }
-  std::string_view take(std::size_t length) {
-    if (length > bytes_.size()) bad("it is cut off");
-    const auto front = bytes_.substr(0, length);
-    bytes_.remove_prefix(length);
-    return front;
-  }
   std::string_view take_padded(std::uint64_t length) {
-    if (length > bytes_.size()) bad("it is cut off");
+    if (length > left()) bad("it is cut off");
     const auto front = take(static_cast<std::size_t>(length));
     for (const char c : take((8 - front.size() % 8) % 8)) {
       if (c != 0) bad("bytes that must be zero are not");
@@ -67,28 +49,25 @@ class Reader {
   }
   // So many things of so many bytes at least are still to come: checked before memory is taken.
   std::size_t count(std::uint32_t things, std::size_t bytes_each) const {
-    if (things > bytes_.size() / bytes_each) bad("it is cut off");
+    if (things > left() / bytes_each) bad("it is cut off");
     return things;
   }
   void zero() {
     if (take<std::uint32_t>() != 0) bad("bytes that must be zero are not");
   }
   void end() const {
-    if (!bytes_.empty()) bad("there is more behind it");
+    if (left() != 0) bad("there is more behind it");
   }
-
- private:
-  std::string_view bytes_;
 };
 
 void put_block(std::string& out, const WireBlock& block) {
-  put(out, block.book);
-  put(out, block.memory);
-  put(out, block.generation);
-  put(out, std::uint32_t{0});
-  put(out, block.entry);
-  put(out, block.offset);
-  put(out, block.bytes);
+  put_bytes(out, block.book);
+  put_bytes(out, block.memory);
+  put_bytes(out, block.generation);
+  put_bytes(out, std::uint32_t{0});
+  put_bytes(out, block.entry);
+  put_bytes(out, block.offset);
+  put_bytes(out, block.bytes);
 }
 
 WireBlock take_block(Reader& in) {
@@ -124,7 +103,9 @@ void check(const WireValue& value) {
     case WireValue::kText:
     case WireValue::kBytes:
     case WireValue::kTensor:
+    case WireValue::kStorage:
     case WireValue::kPython: break;
+    case WireValue::kShared: length = 16; break;
     case WireValue::kDevice:  // what a DeviceSharing made, then its device's number
       if (length == 0) bad("a tensor has no device");
       break;
@@ -141,22 +122,22 @@ std::string encode(const WireMessage& message) {
   std::string out;
   out.reserve(size);
   out += kMessageMagic;
-  put(out, static_cast<std::uint32_t>(message.regions.size()));
-  put(out, static_cast<std::uint32_t>(message.blocks.size()));
-  put(out, static_cast<std::uint32_t>(message.values.size()));
+  put_bytes(out, static_cast<std::uint32_t>(message.regions.size()));
+  put_bytes(out, static_cast<std::uint32_t>(message.blocks.size()));
+  put_bytes(out, static_cast<std::uint32_t>(message.values.size()));
   for (const auto& region : message.regions) {
-    put(out, region.kind);
-    put(out, static_cast<std::uint32_t>(region.path.size()));
-    put(out, region.bytes);
-    put(out, region.device);
-    put(out, region.inode);
+    put_bytes(out, region.kind);
+    put_bytes(out, static_cast<std::uint32_t>(region.path.size()));
+    put_bytes(out, region.bytes);
+    put_bytes(out, region.device);
+    put_bytes(out, region.inode);
     put_padded(out, region.path);
   }
   for (const auto& block : message.blocks) put_block(out, block);
   for (const auto& value : message.values) {
-    put(out, static_cast<std::uint32_t>(value.kind));
-    put(out, std::uint32_t{0});
-    put(out, std::uint64_t{value.bytes.size()});
+    put_bytes(out, static_cast<std::uint32_t>(value.kind));
+    put_bytes(out, std::uint32_t{0});
+    put_bytes(out, std::uint64_t{value.bytes.size()});
     put_padded(out, value.bytes);
   }
   return out;
@@ -164,7 +145,7 @@ std::string encode(const WireMessage& message) {
 
 std::string encode(const WireEnvelope& envelope) {
   std::string out(kEnvelopeMagic);
-  put(out, std::uint32_t{0});
+  put_bytes(out, std::uint32_t{0});
   put_block(out, envelope.block);
   return out;
 }

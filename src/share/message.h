@@ -47,7 +47,9 @@ struct WireValue {
     kBytes,
     kTensor,
     kPython,
-    kDevice
+    kDevice,
+    kStorage,  // bytes of a storage that is copied: tensors refer to it, it is no value
+    kShared,   // descriptors that went before: kind, how many, the first one's number, zero
   };
 
   Kind kind = kNone;
@@ -74,6 +76,10 @@ struct WireEnvelope {
 std::string encode(const WireMessage& message);
 std::string encode(const WireEnvelope& envelope);
 bool is_envelope(std::string_view bytes);
+// A message of a queue that is in a block, which this one names.
+inline bool is_in_block(const WireMessage& message) {
+  return message.values.empty() && message.blocks.size() == 1;
+}
 
 // kInvalidArgument for bytes that are none. What they return is whole: counts and lengths fit the
 // bytes, numbers of local regions exist, values have the lengths of their kinds.

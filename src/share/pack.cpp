@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <optional>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -12,10 +14,14 @@
 namespace convoy::share {
 namespace {
 
+// From here on a handle's number is that of a storage that came as bytes.
+constexpr std::uint64_t kCopied = std::uint64_t{1} << 32;
+
 // Collects the distinct storages of a message.
 class Packer {
  public:
-  Packer(Strategy strategy, const NameRegion& name) : strategy_(strategy), name_(name) {}
+  Packer(Strategy strategy, const NameRegion& name, std::size_t copy_below = 0)
+      : strategy_(strategy), name_(name), copy_below_(copy_below) {}
 
   std::string tensor(const at::Tensor& tensor) {
     return convoy::encode(
@@ -23,6 +29,8 @@ class Packer {
   }
   WireMessage message;
   std::vector<Parcel> parcels;
+  std::vector<BlockRef> blocks;      // of the message
+  std::vector<c10::Storage> copied;  // small ones, which go as bytes
 
   // The blocks are kept by the bytes from now on, once each.
   void enter_transit() const {
@@ -43,6 +51,7 @@ class Packer {
  private:
   // Handles say "so many bytes into block n of this message" where others say a segment.
   shm::Location place(const c10::Storage& storage) {
+    if (storage.nbytes() <= copy_below_ && !SharedCache::is_shared(storage)) return copy(storage);
     if (parcels.empty() ||
         parcels.back().storage.unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) {
       parcels.push_back(SharedCache::instance().share(storage, strategy_));
@@ -56,11 +65,21 @@ class Packer {
       if (fresh) {
         message.blocks.push_back(
             to_wire(ref, [this](const auto& region) { return number(region); }));
+        blocks.push_back(ref);
       }
       last_block_ = key;
       last_number_ = found->second;
     }
     return {last_number_, place.offset};
+  }
+  shm::Location copy(const c10::Storage& storage) {
+    std::size_t i = 0;
+    while (i < copied.size() &&
+           copied[i].unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) {
+      ++i;
+    }
+    if (i == copied.size()) copied.push_back(storage);
+    return {kCopied + i, 0};
   }
   std::uint32_t number(const std::shared_ptr<Region>& region) {
     if (region->kind() != Region::Kind::kNamed) return name_(region);
@@ -73,6 +92,7 @@ class Packer {
 
   const Strategy strategy_;
   const NameRegion& name_;
+  const std::size_t copy_below_;
   std::unordered_map<const void*, std::uint64_t> blocks_;  // by entry in its book: number
   const void* last_block_ = nullptr;
   std::uint64_t last_number_ = 0;
@@ -135,8 +155,13 @@ std::shared_ptr<Region> find_by_path(const WireRegion& wire) {
 // The values of a message, with blocks opened once each.
 class Unpacker {
  public:
-  Unpacker(const WireMessage& message, const FindRegion& find) : find_(find) {
-    for (const WireRegion& region : message.regions) regions_.push_back(find_by_path(region));
+  Unpacker(const WireMessage& message, const FindRegion& find,
+           const FindNamed& find_named = find_by_path)
+      : find_(find) {
+    for (const WireRegion& region : message.regions) regions_.push_back(find_named(region));
+    for (const WireValue& value : message.values) {
+      if (value.kind == WireValue::kStorage) copied_.push_back({value.bytes, {}});
+    }
     // All at once: a message is received as a whole or not at all.
     leases_.reserve(message.blocks.size());
     for (const WireBlock& block : message.blocks) {
@@ -146,14 +171,21 @@ class Unpacker {
   }
 
   // This process holds the blocks: the bytes need not any more.
-  void leave_transit() const {
+  void leave_transit(std::atomic<std::uint32_t>* progress = nullptr) const {
     for (const Lease& lease : leases_) {
+      if (progress) progress->fetch_add(1);
       if (lease) lease.ref().book->book().leave_transit(lease.ref().entry);
     }
   }
 
+  // Of the one block.
+  std::string body() const {
+    return {reinterpret_cast<const char*>(leases_[0].data()), leases_[0].bytes()};
+  }
+
   at::Tensor tensor(std::string_view bytes) {
     return tensor_of(decode_handle(bytes), [this](const shm::Location& place, std::uint64_t size) {
+      if (place.segment >= kCopied) return copied(place.segment - kCopied, size);
       const std::uint64_t index = place.segment - 1;
       if (place.segment == 0 || index >= leases_.size() || !leases_[index] ||
           place.offset > leases_[index].bytes() || size > leases_[index].bytes() - place.offset) {
@@ -168,11 +200,54 @@ class Unpacker {
     if ((number & WireBlock::kLocal) != 0) return regions_.at(number & ~WireBlock::kLocal);
     return find_(number);
   }
+  // Private memory of this process, once for all tensors of it.
+  c10::Storage copied(std::uint64_t index, std::uint64_t size) {
+    if (index >= copied_.size() || copied_[index].bytes.size() != size) {
+      fail(ErrorKind::kInvalidArgument, "a tensor is in memory that its message does not hold");
+    }
+    Copied& found = copied_[index];
+    if (!found.storage) {
+      c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CPU);
+      found.storage = c10::Storage(c10::Storage::use_byte_size_t(), size, allocator, true);
+      std::memcpy(found.storage.mutable_data(), found.bytes.data(), size);
+    }
+    return found.storage;
+  }
+
+  struct Copied {
+    std::string_view bytes;
+    c10::Storage storage;
+  };
 
   const FindRegion& find_;
   std::vector<std::shared_ptr<Region>> regions_;
   std::vector<Lease> leases_;
+  std::vector<Copied> copied_;
 };
+
+// Bytes with numbers in them, in the order of message.cpp.
+std::string shared_value(const Shared& object, std::uint32_t first) {
+  std::string bytes;
+  for (const std::uint32_t number :
+       {static_cast<std::uint32_t>(object.kind()),
+        static_cast<std::uint32_t>(object.descriptors().size()), first, std::uint32_t{0}}) {
+    bytes += as_text(&number, sizeof number);
+  }
+  return bytes;
+}
+
+Shared take_shared(std::string_view bytes, const TakeShared& take) {
+  const auto kind = number_of<std::uint32_t>(bytes);
+  const auto count = number_of<std::uint32_t>(bytes.substr(4));
+  if (!take || count == 0 || count > 8) {
+    fail(ErrorKind::kInvalidArgument, "a message refers to descriptors where it cannot");
+  }
+  Shared object = take(number_of<std::uint32_t>(bytes.substr(8)), count);
+  if (static_cast<std::uint32_t>(object.kind()) != kind) {
+    fail(ErrorKind::kInvalidArgument, "a message has descriptors of another kind than it says");
+  }
+  return object;
+}
 
 }  // namespace
 
@@ -222,9 +297,10 @@ void share_small(const Message& message) {
 
 }  // namespace
 
-Packed pack(const Message& message, Strategy strategy, const NameRegion& name) {
-  if (strategy == Strategy::kDescriptor) share_small(message);
-  Packer packer(strategy, name);
+namespace {
+
+// The wire form of all values.
+std::string encode_values(const Message& message, Packer& packer, const PassShared& pass) {
   std::vector<std::string> made;  // what values refer to; does not move
   made.reserve(message.size());
   auto& values = packer.message.values;
@@ -243,6 +319,15 @@ Packed pack(const Message& message, Strategy strategy, const NameRegion& name) {
                      values.push_back({WireValue::kBytes, as_text(v.data(), v.size())});
                    },
                    [&](const PythonObject& v) { values.push_back({WireValue::kPython, v.pickle}); },
+                   [&](const Shared& v) {
+                     if (!pass) {
+                       fail(ErrorKind::kUnsupported,
+                            "queues, events, barriers and locks go over channels and to processes "
+                            "that are started, not through a queue");
+                     }
+                     made.push_back(shared_value(v, pass(v)));
+                     values.push_back({WireValue::kShared, made.back()});
+                   },
                    [&](const at::Tensor& v) {
                      const bool elsewhere = v.defined() && !v.is_cpu() && !v.is_meta();
                      made.push_back(elsewhere ? reduce_elsewhere(v) : packer.tensor(v));
@@ -251,7 +336,63 @@ Packed pack(const Message& message, Strategy strategy, const NameRegion& name) {
                    }},
         value);
   }
-  return {encode(packer.message), std::move(packer.parcels)};
+  for (const c10::Storage& storage : packer.copied) {
+    values.push_back({WireValue::kStorage, as_text(storage.data(), storage.nbytes())});
+  }
+  return encode(packer.message);
+}
+
+WireRegion to_wire(const Region& region, std::string path) {
+  return {.kind = static_cast<std::uint32_t>(region.kind()),
+          .bytes = region.bytes(),
+          .device = region.key().device,
+          .inode = region.key().inode,
+          .path = std::move(path)};
+}
+
+}  // namespace
+
+Packed pack(const Message& message, Strategy strategy, const NameRegion& name,
+            const PassShared& pass) {
+  if (strategy == Strategy::kDescriptor) share_small(message);
+  Packer packer(strategy, name);
+  std::string bytes = encode_values(message, packer, pass);
+  return {std::move(bytes), std::move(packer.parcels), {}, {}};
+}
+
+Packed pack_for_queue(const Message& message, const QueuePacking& packing) {
+  std::unordered_map<const Region*, std::uint32_t> known;
+  Packer* self = nullptr;
+  const NameRegion name = [&](const std::shared_ptr<Region>& region) {
+    const auto [found, fresh] = known.try_emplace(region.get(), 0);
+    if (fresh) {
+      packing.deposit(region);
+      found->second = self->add_region(to_wire(*region, ""));
+    }
+    return found->second;
+  };
+  if (packing.copy_below == 0) share_small(message);
+  Packer packer(Strategy::kDescriptor, name, packing.copy_below);
+  self = &packer;
+  Packed packed;
+  packed.bytes = encode_values(message, packer, {});
+  packed.parcels = std::move(packer.parcels);
+  packed.blocks = std::move(packer.blocks);
+  if (packed.bytes.size() <= packing.most_bytes) return packed;
+  packed.body = Depot::instance().allocate(packed.bytes.size());
+  std::memcpy(packed.body.data(), packed.bytes.data(), packed.bytes.size());
+  // A message of one block and no value. It names all regions, so that the outer one tells which
+  // are needed.
+  packer.message.values.clear();
+  packer.message.blocks = {to_wire(packed.body.ref(), name)};
+  packed.bytes = encode(packer.message);
+  packed.blocks.push_back(packed.body.ref());
+  if (packed.bytes.size() > packing.most_bytes) {
+    fail(ErrorKind::kResource, "put: the message is in ", packer.message.regions.size(),
+         " pieces of memory, more than an item of this queue can name; make the queue with larger "
+         "item_bytes");
+  }
+  return packed;
 }
 
 Packed pack_self_contained(const at::Tensor& tensor, Strategy strategy) {
@@ -262,11 +403,7 @@ Packed pack_self_contained(const at::Tensor& tensor, Strategy strategy) {
     const auto [found, fresh] = known.try_emplace(region.get(), 0);
     if (fresh) {
       found->second =
-          self->add_region({.kind = static_cast<std::uint32_t>(region->kind()),
-                            .bytes = region->bytes(),
-                            .device = region->key().device,
-                            .inode = region->key().inode,
-                            .path = concat("/proc/", ::getpid(), "/fd/", region->fd())});
+          self->add_region(to_wire(*region, concat("/proc/", ::getpid(), "/fd/", region->fd())));
     }
     return found->second;
   };
@@ -275,12 +412,12 @@ Packed pack_self_contained(const at::Tensor& tensor, Strategy strategy) {
   const std::string handle = packer.tensor(tensor);
   packer.message.values.push_back({WireValue::kTensor, handle});
   packer.enter_transit();
-  return {encode(packer.message), std::move(packer.parcels)};
+  return {encode(packer.message), std::move(packer.parcels), {}, {}};
 }
 
-Message unpack(std::string_view bytes, const FindRegion& find) {
-  const WireMessage wire = parse_message(bytes);
-  Unpacker unpacker(wire, find);
+namespace {
+
+Message values_of(const WireMessage& wire, Unpacker& unpacker, const TakeShared& take) {
   std::vector<Value> values;
   values.reserve(wire.values.size());
   for (const WireValue& value : wire.values) {
@@ -298,9 +435,41 @@ Message unpack(std::string_view bytes, const FindRegion& find) {
       case WireValue::kTensor: values.emplace_back(unpacker.tensor(value.bytes)); break;
       case WireValue::kDevice: values.emplace_back(rebuild_elsewhere(value.bytes)); break;
       case WireValue::kPython: values.emplace_back(PythonObject{std::string(value.bytes)}); break;
+      case WireValue::kStorage: break;
+      case WireValue::kShared: values.emplace_back(take_shared(value.bytes, take)); break;
     }
   }
   return Message(std::move(values));
+}
+
+std::shared_ptr<Region> no_channel(std::uint32_t /*number*/) {
+  fail(ErrorKind::kInvalidArgument, "these bytes are a part of a channel's message");
+}
+
+}  // namespace
+
+Message unpack(std::string_view bytes, const FindRegion& find, const TakeShared& take) {
+  const WireMessage wire = parse_message(bytes);
+  Unpacker unpacker(wire, find);
+  return values_of(wire, unpacker, take);
+}
+
+Message unpack_from_queue(std::string_view bytes, const FindNamed& find,
+                          std::atomic<std::uint32_t>& progress) {
+  const FindRegion none = no_channel;
+  WireMessage wire = parse_message(bytes);
+  std::optional<Unpacker> outer;
+  std::string inside;
+  if (is_in_block(wire)) {
+    outer.emplace(wire, none, find);
+    inside = outer->body();  // a copy: others can still write to the memory
+    wire = parse_message(inside);
+  }
+  Unpacker unpacker(wire, none, find);
+  Message message = values_of(wire, unpacker, {});
+  unpacker.leave_transit(&progress);
+  if (outer) outer->leave_transit(&progress);
+  return message;
 }
 
 at::Tensor unpack_self_contained(std::string_view bytes) {
@@ -308,9 +477,7 @@ at::Tensor unpack_self_contained(std::string_view bytes) {
   if (wire.values.size() != 1 || wire.values[0].kind != WireValue::kTensor) {
     fail(ErrorKind::kInvalidArgument, "these bytes are no tensor");
   }
-  const FindRegion none = [](std::uint32_t) -> std::shared_ptr<Region> {
-    fail(ErrorKind::kInvalidArgument, "these bytes are a part of a channel's message");
-  };
+  const FindRegion none = no_channel;
   Unpacker unpacker(wire, none);
   unpacker.leave_transit();
   return unpacker.tensor(wire.values[0].bytes);

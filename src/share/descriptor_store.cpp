@@ -1,0 +1,154 @@
+#include "share/descriptor_store.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace convoy::share {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x3145524f54535643;  // "CVSTORE1"
+
+struct Control {
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> bytes{};
+};
+
+void set_peek_offset(int socket, int offset) {
+  if (::setsockopt(socket, SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) < 0) {
+    fail_errno("looking into the store of descriptors of a queue");
+  }
+}
+
+}  // namespace
+
+DescriptorStore::DescriptorStore() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) < 0) {
+    fail_errno("making the sockets of a queue");
+  }
+  writer_.reset(ends[0]);
+  reader_.reset(ends[1]);
+  set_peek_offset(reader_.get(), 0);  // a kernel that cannot says so here
+}
+
+DescriptorStore::DescriptorStore(UniqueFd writer, UniqueFd reader)
+    : writer_(std::move(writer)), reader_(std::move(reader)) {
+  for (const int end : {writer_.get(), reader_.get()}) {
+    int type = 0, family = 0;
+    socklen_t length = sizeof type;
+    if (::getsockopt(end, SOL_SOCKET, SO_TYPE, &type, &length) < 0 || type != SOCK_SEQPACKET ||
+        ::getsockopt(end, SOL_SOCKET, SO_DOMAIN, &family, &length) < 0 || family != AF_UNIX) {
+      fail(ErrorKind::kInvalidArgument,
+           "a descriptor from another process is no socket of a queue");
+    }
+  }
+}
+
+void DescriptorStore::add(const Entry& entry, int descriptor) const {
+  Entry said = entry;
+  said.magic = kMagic;
+  iovec body{&said, sizeof said};
+  Control control;
+  msghdr message{};
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes.data();
+  message.msg_controllen = control.bytes.size();
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof descriptor);
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  while (::sendmsg(writer_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == ETOOMANYREFS) {
+      fail(ErrorKind::kResource, "a queue holds no more pieces of memory of processes: it has ",
+           size(), " (", errno_text(errno), ")");
+    }
+    fail_errno("passing memory to a queue");
+  }
+}
+
+// The one at this place, with a descriptor of it if that is asked for.
+std::optional<DescriptorStore::Entry> DescriptorStore::look(std::size_t index,
+                                                            UniqueFd* descriptor) const {
+  set_peek_offset(reader_.get(), static_cast<int>(index * sizeof(Entry)));
+  Entry entry;
+  iovec body{&entry, sizeof entry};
+  Control control;
+  msghdr message{};
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  if (descriptor) {
+    message.msg_control = control.bytes.data();
+    message.msg_controllen = control.bytes.size();
+  }
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(reader_.get(), &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && errno == EAGAIN) return std::nullopt;
+  if (got < 0) fail_errno("looking into the store of descriptors of a queue");
+  if (descriptor) {
+    const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    if (header && header->cmsg_type == SCM_RIGHTS) {
+      int received = -1;
+      std::memcpy(&received, CMSG_DATA(header), sizeof received);
+      descriptor->reset(received);
+    }
+    if (!*descriptor) {
+      fail(ErrorKind::kResource, "this process has too many descriptors open to receive memory");
+    }
+  }
+  if (got != sizeof entry || entry.magic != kMagic) {
+    fail(ErrorKind::kPeerLost, "the store of descriptors of a queue is damaged");
+  }
+  return entry;
+}
+
+std::optional<std::pair<DescriptorStore::Entry, UniqueFd>> DescriptorStore::find(
+    const Segment::Key& key) const {
+  for (std::size_t i = 0;; ++i) {
+    const auto entry = look(i, nullptr);
+    if (!entry) return std::nullopt;
+    if (entry->device != key.device || entry->inode != key.inode) continue;
+    UniqueFd descriptor;
+    look(i, &descriptor);
+    return std::pair(*entry, std::move(descriptor));
+  }
+}
+
+std::size_t DescriptorStore::size() const {
+  std::size_t count = 0;
+  while (look(count, nullptr)) ++count;
+  return count;
+}
+
+// Each goes to the end and is then removed from the front, in this order: who ends in between
+// leaves one twice.
+std::size_t DescriptorStore::prune(const std::function<bool(const Entry&)>& keep) const {
+  std::size_t dropped = 0;
+  bool any = false;
+  for (std::size_t i = 0; const auto entry = look(i, nullptr); ++i) any = any || !keep(*entry);
+  if (!any) return 0;
+  for (std::size_t left = size(); left > 0; --left) {
+    UniqueFd descriptor;
+    const auto entry = look(0, &descriptor);
+    if (!entry) break;
+    if (keep(*entry)) {
+      add(*entry, descriptor.get());
+    } else {
+      ++dropped;
+    }
+    Entry gone;
+    if (::recv(reader_.get(), &gone, sizeof gone, MSG_DONTWAIT) < 0) {
+      fail_errno("removing memory from a queue");
+    }
+  }
+  return dropped;
+}
+
+}  // namespace convoy::share

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "base/unique_fd.h"
+#include "share/region.h"
+
+namespace convoy::share {
+
+// Descriptors of memory that outlive the processes that put them there: they wait in the buffer of
+// a socket that nobody reads, only looks into. The kernel drops them with the last descriptor of
+// the socket. What lies in them is said beside each.
+//
+// Not thread-safe, and one process at a time: under the lock of what it belongs to.
+class DescriptorStore {
+ public:
+  struct Entry {
+    std::uint64_t magic = 0;
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    std::uint64_t bytes = 0;
+    ProcessWord owner = 0;   // of the memory
+    std::uint32_t kind = 0;  // Region::Kind
+    std::uint32_t unused = 0;
+  };
+  static_assert(sizeof(Entry) == 48);
+
+  DescriptorStore();
+  // The two ends, of another process's.
+  DescriptorStore(UniqueFd writer, UniqueFd reader);
+
+  int writer() const { return writer_.get(); }
+  int reader() const { return reader_.get(); }
+
+  // kResource: no more fit.
+  void add(const Entry& entry, int descriptor) const;
+  // nullopt: it is not there.
+  std::optional<std::pair<Entry, UniqueFd>> find(const Segment::Key& key) const;
+  // Drops all that `keep` refuses; how many.
+  std::size_t prune(const std::function<bool(const Entry&)>& keep) const;
+  std::size_t size() const;
+
+ private:
+  std::optional<Entry> look(std::size_t index, UniqueFd* descriptor) const;
+
+  UniqueFd writer_;
+  UniqueFd reader_;
+};
+
+}  // namespace convoy::share

@@ -1,0 +1,40 @@
+#include "share/members.h"
+
+#include "base/error.h"
+
+namespace convoy::share {
+
+std::size_t Members::claim(ProcessWord process) const {
+  std::size_t free = kMostMembers;
+  for (std::size_t i = 0; i < kMostMembers; ++i) {
+    const ProcessWord there = first_[i].process.load(std::memory_order_relaxed);
+    if (there == process) return i;
+    if (there == 0 && free == kMostMembers) free = i;
+  }
+  if (free == kMostMembers) {
+    fail(ErrorKind::kResource, "it is used by ", kMostMembers,
+         " processes already, which is the most");
+  }
+  first_[free].process.store(process, std::memory_order_release);
+  return free;
+}
+
+void Members::drop(std::size_t index) const {
+  Member& member = first_[index];
+  member.busy.store(0, std::memory_order_relaxed);
+  member.passive = 0;
+  member.asleep = {};
+  member.process.store(0, std::memory_order_release);
+}
+
+std::vector<Members::Dead> Members::find_dead() const {
+  std::vector<Dead> found;
+  const ProcessWord self = own_process_word();
+  for (std::size_t i = 0; i < kMostMembers; ++i) {
+    const ProcessWord process = first_[i].process.load(std::memory_order_acquire);
+    if (process != 0 && process != self && !is_running(process)) found.push_back({i, process});
+  }
+  return found;
+}
+
+}  // namespace convoy::share

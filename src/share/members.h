@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "share/book.h"
+
+namespace convoy::share {
+
+// A process that uses something that processes share. Words without a note are changed only by who
+// holds the lock of that thing, and read by it.
+struct Member {
+  std::atomic<ProcessWord> process{0};  // 0: free. Read without the lock too
+  std::atomic<std::uint32_t> busy{0};   // threads with something in their hands; without the lock
+  std::uint32_t passive = 0;            // 1: has let go of it, and stays for what it has left there
+  std::array<std::uint32_t, 2> asleep{};  // threads, by what they wait for
+  std::array<std::uint32_t, 2> unused{};
+};
+static_assert(sizeof(Member) == 32);
+
+inline constexpr std::size_t kMostMembers = 256;
+
+// A view of a table of them in shared memory. A value.
+class Members {
+ public:
+  explicit Members(Member* first) : first_(first) {}
+  static constexpr std::size_t bytes() { return kMostMembers * sizeof(Member); }
+
+  Member& operator[](std::size_t index) const { return first_[index]; }
+
+  // Under the lock. This process's, the same every time. kResource when all are taken by processes
+  // that run.
+  std::size_t claim(ProcessWord process) const;
+  // Under the lock, by the member itself or after its end.
+  void drop(std::size_t index) const;
+
+  struct Dead {
+    std::size_t index;
+    ProcessWord process;
+  };
+  // Without the lock: it asks the system for each. What it finds must be compared under the lock.
+  std::vector<Dead> find_dead() const;
+
+ private:
+  Member* first_;
+};
+
+}  // namespace convoy::share

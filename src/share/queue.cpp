@@ -1,0 +1,278 @@
+#include "convoy/queue.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "convoy/values.h"
+#include "os/fork_guard.h"
+#include "share/pack.h"
+#include "share/queue_core.h"
+#include "share/shared.h"
+
+namespace convoy::share {
+namespace {
+
+constexpr std::size_t kMostCapacity = std::size_t{1} << 24;
+constexpr std::size_t kMostItemBytes = std::size_t{1} << 20;
+constexpr std::size_t kPackAtOnce = 32;
+
+Deadline now() { return Deadline::after(std::chrono::seconds(0)); }
+
+// Queues that this process has let go of, in which its items wait for others.
+Guarded<std::vector<std::shared_ptr<QueueCore>>>& orphans() {
+  static auto* const cores = new Guarded<std::vector<std::shared_ptr<QueueCore>>>;
+  return *cores;
+}
+
+void look_at_orphans() {
+  std::vector<std::shared_ptr<QueueCore>> done;  // destroyed after the lock
+  auto cores = orphans().lock();
+  for (auto& core : *cores) {
+    try {
+      if (core->memory().leave()) done.push_back(std::move(core));
+    } catch (const Error& error) {
+      log_info("queue: ", error.what());
+    }
+  }
+  std::erase(*cores, nullptr);
+  cores.unlock();
+}
+
+void watch_orphans() {
+  static auto* const reaper = new std::shared_ptr<Depot::Reaper>(
+      std::make_shared<Depot::Reaper>([] { look_at_orphans(); }));
+  Depot::instance().on_shortage(*reaper);
+}
+
+struct QueueImpl : Shared::Impl {
+  explicit QueueImpl(std::shared_ptr<QueueCore> made)
+      : Impl(Shared::Kind::kQueue), core(std::move(made)), memory(core->memory()) {
+    // Blocks that the dead have taken come back when memory is short.
+    reaper = std::make_shared<Depot::Reaper>([weak = std::weak_ptr(core)] {
+      if (const auto there = weak.lock()) there->memory().look_for_dead();
+    });
+    Depot::instance().on_shortage(reaper);
+  }
+  QueueImpl(const QueueImpl&) = delete;
+  QueueImpl& operator=(const QueueImpl&) = delete;
+  ~QueueImpl() override {
+    end_offers();
+    try {
+      SharedObjects::end(memory.segment().key(), [this] {
+        if (memory.leave()) return;
+        watch_orphans();
+        orphans().lock()->push_back(core);
+      });
+    } catch (const Error& error) {
+      log_warn("queue: ", error.what());
+    }
+  }
+  std::vector<int> descriptors() const override { return core->descriptors(); }
+
+  Deadline deadline() const {
+    return Deadline::after(std::chrono::milliseconds(memory.shape().timeout_ms));
+  }
+
+  std::size_t put(const Message* messages, std::size_t count, const Deadline& until) {
+    QueueMemory::Hands hands(memory, count);
+    std::size_t done = 0;
+    while (done < count) {
+      const std::size_t chunk = std::min(count - done, kPackAtOnce);
+      const std::size_t went = put_chunk(messages + done, chunk, hands, until);
+      done += went;
+      if (went < chunk) break;
+    }
+    return done;
+  }
+
+  // How many went in by the deadline.
+  std::size_t put_chunk(const Message* messages, std::size_t count, QueueMemory::Hands& hands,
+                        const Deadline& until) {
+    std::size_t done = 0;
+    while (done < count) {
+      const std::uint32_t epoch = memory.epoch();
+      const QueuePacking packing{
+          .most_bytes = memory.shape().item_bytes,
+          .copy_below = memory.shape().copy_below,
+          .deposit = [&](const std::shared_ptr<Region>& region) { core->deposit(region, epoch); }};
+      std::vector<Packed> packed;
+      std::vector<std::string_view> items;
+      packed.reserve(count - done);
+      for (std::size_t i = done; i < count; ++i) {
+        packed.push_back(pack_for_queue(messages[i], packing));
+        items.emplace_back(packed.back().bytes);
+      }
+      std::size_t went = 0;
+      while (went < items.size()) {
+        const auto entering = [&, went](std::size_t i) {
+          for (const BlockRef& ref : packed[went + i].blocks) {
+            ref.book->book().enter_transit(ref.entry);
+          }
+        };
+        const auto result =
+            memory.put(std::span(items).subspan(went), epoch, hands, entering, until);
+        went += result.items;
+        if (result.stale) break;
+        if (result.items == 0) return done + went;
+      }
+      done += went;
+    }
+    return done;
+  }
+
+  // Empty: the item is lost.
+  std::optional<Message> open(const QueueMemory::Item& item, bool alone) {
+    struct Finish {
+      QueueImpl& queue;
+      const QueueMemory::Item& item;
+      ~Finish() { queue.memory.finish(item); }
+    } const finish{*this, item};
+    try {
+      return unpack_from_queue(
+          item.bytes, [this](const WireRegion& region) { return core->find(region); },
+          *item.progress);
+    } catch (const Error& error) {
+      core->settle(item.bytes, *item.progress);
+      memory.count_lost(item, error.what());
+      if (alone && error.kind() != ErrorKind::kPeerLost) throw;
+    }
+    return std::nullopt;
+  }
+
+  std::vector<Message> get(std::size_t most, const Deadline& until) {
+    std::vector<Message> messages;
+    while (messages.size() < most && (messages.empty() || memory.size() > 0)) {
+      const auto items = take(most - messages.size(), messages.empty() ? until : now());
+      if (items.empty()) break;
+      for (const auto& item : items) {
+        if (auto message = open(item, most == 1)) messages.push_back(std::move(*message));
+      }
+    }
+    return messages;
+  }
+
+  std::vector<QueueMemory::Item> take(std::size_t most, const Deadline& until) {
+    return memory.take(most, until);
+  }
+
+  const std::shared_ptr<QueueCore> core;  // shared with who frees memory, and with the orphans
+  QueueMemory& memory;
+  std::shared_ptr<Depot::Reaper> reaper;
+};
+
+QueueImpl& queue_of(const Queue& queue) { return static_cast<QueueImpl&>(queue.impl()); }
+
+std::shared_ptr<Shared::Impl> make_queue(const QueueOptions& options) {
+  if (options.capacity == 0 || options.capacity > kMostCapacity) {
+    fail(ErrorKind::kInvalidArgument, "a queue of capacity ", options.capacity,
+         ": it must be 1 to ", kMostCapacity);
+  }
+  if (options.item_bytes < 256 || options.item_bytes > kMostItemBytes) {
+    fail(ErrorKind::kInvalidArgument, "a queue with items of ", options.item_bytes,
+         " bytes: it must be 256 to ", kMostItemBytes);
+  }
+  if (options.copy_below + 512 > options.item_bytes && options.copy_below != 0) {
+    fail(ErrorKind::kInvalidArgument, "a queue that copies tensors of ", options.copy_below,
+         " bytes needs items of 512 bytes more; they have ", options.item_bytes);
+  }
+  if (options.timeout < std::chrono::milliseconds(0)) {
+    fail(ErrorKind::kInvalidArgument, "a queue with a negative timeout");
+  }
+  const auto timeout = std::min<std::int64_t>(options.timeout.count(), UINT32_MAX);
+  auto core = std::make_shared<QueueCore>(
+      QueueMemory::Shape{.capacity = static_cast<std::uint32_t>(options.capacity),
+                         .item_bytes = static_cast<std::uint32_t>(options.item_bytes),
+                         .copy_below = static_cast<std::uint32_t>(options.copy_below),
+                         .timeout_ms = static_cast<std::uint32_t>(timeout)});
+  const auto key = core->memory().segment().key();
+  return SharedObjects::find_or(key, [&] { return std::make_shared<QueueImpl>(std::move(core)); });
+}
+
+const Shared& as_queue(const Shared& object) {
+  require(object, Shared::Kind::kQueue);
+  return object;
+}
+
+}  // namespace
+
+std::shared_ptr<Shared::Impl> adopt_queue(std::vector<UniqueFd> descriptors) {
+  const auto key = Segment::key_of(descriptors[0].get());
+  return SharedObjects::find_or(key, [&]() -> std::shared_ptr<Shared::Impl> {
+    auto left = orphans().lock();
+    const auto found = std::find_if(left->begin(), left->end(), [&](const auto& core) {
+      return core->memory().segment().key() == key;
+    });
+    std::shared_ptr<QueueCore> core;
+    if (found != left->end()) {
+      core = std::move(*found);
+      left->erase(found);
+      core->memory().come_back();
+    } else {
+      core = std::make_shared<QueueCore>(adopt_segment(std::move(descriptors[0])),
+                                         std::move(descriptors[1]), std::move(descriptors[2]));
+    }
+    left.unlock();
+    return std::make_shared<QueueImpl>(std::move(core));
+  });
+}
+
+Queue::Queue(const QueueOptions& options) : Shared(make_queue(options)) {}
+Queue::Queue(const Shared& object) : Shared(as_queue(object)) {}
+Queue Queue::take_values(ValueReader& from) { return Queue(std::get<Shared>(from.take<Value>())); }
+
+std::size_t Queue::size() const { return queue_of(*this).memory.size(); }
+std::size_t Queue::capacity() const { return queue_of(*this).memory.shape().capacity; }
+
+void Queue::put(const at::Tensor& tensor) const { put(Message{tensor}); }
+void Queue::put(const Message& message) const { put(message, queue_of(*this).deadline()); }
+void Queue::put(const Message& message, const Deadline& deadline) const {
+  if (queue_of(*this).put(&message, 1, deadline) == 0) {
+    fail(ErrorKind::kTimeout, "put: the queue was full until the deadline, with ", size(),
+         " messages");
+  }
+}
+bool Queue::try_put(const Message& message) const {
+  return queue_of(*this).put(&message, 1, now()) == 1;
+}
+std::size_t Queue::put_many(const std::vector<Message>& messages, const Deadline& deadline) const {
+  return queue_of(*this).put(messages.data(), messages.size(), deadline);
+}
+
+Message Queue::get() const { return get(queue_of(*this).deadline()); }
+Message Queue::get(const Deadline& deadline) const {
+  auto messages = queue_of(*this).get(1, deadline);
+  if (messages.empty()) {
+    fail(ErrorKind::kTimeout, "get: the queue was empty until the deadline");
+  }
+  return std::move(messages[0]);
+}
+std::optional<Message> Queue::try_get() const {
+  auto messages = queue_of(*this).get(1, now());
+  if (messages.empty()) return std::nullopt;
+  return std::move(messages[0]);
+}
+std::vector<Message> Queue::get_many(std::size_t most, const Deadline& deadline) const {
+  return queue_of(*this).get(most, deadline);
+}
+at::Tensor Queue::get_tensor() const { return get_tensor(queue_of(*this).deadline()); }
+at::Tensor Queue::get_tensor(const Deadline& deadline) const {
+  const Message message = get(deadline);
+  if (message.size() != 1) {
+    fail(ErrorKind::kInvalidArgument, "get_tensor: the message has ", message.size(),
+         " values, and is not one tensor");
+  }
+  return message.tensor(0);
+}
+
+void Queue::close() const { queue_of(*this).memory.close(); }
+bool Queue::closed() const { return queue_of(*this).memory.closed(); }
+
+Queue::Losses Queue::lost() const {
+  QueueMemory& memory = queue_of(*this).memory;
+  memory.look_for_dead();
+  auto losses = memory.lost();
+  return {losses.items, std::move(losses.latest)};
+}
+
+}  // namespace convoy::share
