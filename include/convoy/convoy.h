@@ -23,7 +23,13 @@
 #include "convoy/work.h"
 
 // Tensors between processes.
+#include "convoy/process_pool.h"
+#include "convoy/published.h"
+#include "convoy/queue.h"
 #include "convoy/share.h"
+#include "convoy/slots.h"
+#include "convoy/spawn.h"
+#include "convoy/values.h"
 
 // Data parallel training.
 #include "convoy/averager.h"
@@ -34,5 +40,6 @@
 #include "convoy/mixed_precision.h"
 #include "convoy/optimizer_in_backward.h"
 #include "convoy/reducer.h"
+#include "convoy/sharded_optimizer.h"
 #include "convoy/sync_batch_norm.h"
 #include "convoy/tensors_in.h"

@@ -1,0 +1,155 @@
+// The functions that spawned processes can be told to run, and what a spawned process does.
+#include <dlfcn.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "base/error.h"
+#include "base/guarded.h"
+#include "base/log.h"
+#include "convoy/spawn.h"
+#include "os/process.h"
+#include "share/ticket.h"
+
+namespace convoy {
+namespace {
+
+using share::Message;
+using share::ValueReader;
+
+// For what the parent has sent before it started this process.
+constexpr std::chrono::seconds kStartLimit{60};
+
+Guarded<std::map<std::string, detail::Runner>>& runners() {
+  static auto* const known = new Guarded<std::map<std::string, detail::Runner>>;
+  return *known;
+}
+
+// Set once, before main goes on.
+std::atomic<bool> started{false};
+
+struct State {
+  Spawned self;
+  share::Channel control;
+};
+std::atomic<State*> state{nullptr};
+
+// Ends this process and what it has started when its parent ends. SIGKILL: the parent's death is no
+// event that a program prepares for, and what handles SIGTERM may wait for the dead.
+void watch_parent(UniqueFd parent) {
+  // Signals are for other threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([pidfd = std::move(parent)] {
+    pthread_setname_np(pthread_self(), "convoy-parent");
+    pollfd item{pidfd.get(), POLLIN, 0};
+    while (::poll(&item, 1, -1) < 0 && errno == EINTR) {
+    }
+    if (::getpgrp() == ::getpid()) ::kill(0, SIGKILL);
+    ::kill(::getpid(), SIGKILL);
+  }).detach();  // ends with the process
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+const detail::Runner& find_runner(const std::string& name) {
+  auto known = runners().lock();
+  const auto found = known->find(name);
+  if (found == known->end()) {
+    fail(ErrorKind::kInvalidArgument, "this program has no function ", in_quotes(name, 300),
+         ": it is another than the one that asks for it, or the function lies in a library that "
+         "was loaded later than main began");
+  }
+  return found->second;
+}
+
+[[noreturn]] void run_spawned(const std::string& ticket) {
+  int code = 0;
+  try {
+    const Spawned& self = adopt_ticket(ticket);
+    run_request(self.index, self.arguments);
+  } catch (const std::exception& error) {
+    report_exception(error.what());
+    code = 1;
+  } catch (...) {
+    report_exception("something that is no std::exception");
+    code = 1;
+  }
+  std::exit(code);
+}
+
+}  // namespace
+
+std::string detail::register_runner(const char* type, Runner runner) {
+  const auto* const address = reinterpret_cast<const char*>(runner);
+  Dl_info file{};
+  std::ptrdiff_t offset = 0;
+  if (::dladdr(address, &file) != 0) offset = address - static_cast<const char*>(file.dli_fbase);
+  std::string name = std::string(type) + "@" + std::to_string(offset);
+  runners().lock()->emplace(name, runner);
+  return name;
+}
+
+std::vector<std::string> detail::this_program() {
+  if (!started.load()) {
+    fail(ErrorKind::kInvalidArgument,
+         "spawn: main has not called convoy::start(argc, argv), which belongs at its top: without "
+         "it the processes would run main instead of the function");
+  }
+  // By its name where that still is this program: for who looks at the list of processes.
+  const std::filesystem::path self = "/proc/self/exe";
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink(self, error);
+  if (!error && std::filesystem::equivalent(path, self, error) && !error) return {path.string()};
+  return {self.string()};
+}
+
+Message detail::spawn_message(const std::string& name) { return Message{name}; }
+
+Message run_request(int index, const Message& request) {
+  ValueReader arguments(request, 1);
+  return find_runner(request.text(0))(index, arguments);
+}
+
+void start(int argc, char** argv) {
+  started.store(true);
+  if (argc == 2 && std::string_view(argv[1]).starts_with(Ticket::kPrefix)) run_spawned(argv[1]);
+}
+
+const Spawned* spawned() {
+  const State* const known = state.load(std::memory_order_acquire);
+  return known ? &known->self : nullptr;
+}
+
+const Spawned& adopt_ticket(const std::string& text) {
+  if (state.load()) fail(ErrorKind::kInvalidArgument, "this process has its ticket already");
+  const Ticket ticket = Ticket::parse(text);
+  watch_parent(UniqueFd(ticket.parent));
+  auto* const made = new State;
+  made->control = share::Channel::adopt(ticket.control);
+  made->self.parent = share::Channel::adopt(ticket.channel);
+  made->self.index = ticket.index;
+  made->self.count = ticket.count;
+  set_log_name(concat("process ", ticket.index));
+  state.store(made, std::memory_order_release);
+  made->self.arguments = made->control.receive_message(Deadline::after(kStartLimit));
+  return made->self;
+}
+
+void report_exception(const std::string& text) {
+  const State* const known = state.load();
+  try {
+    if (known) known->control.send(Message{text}, Deadline::after(kStartLimit));
+  } catch (const std::exception& error) {
+    log_error("could not tell the parent of \"", text, "\": ", error.what());
+  }
+}
+
+}  // namespace convoy
