@@ -95,6 +95,7 @@ class DdpCore {
   const Reducer& reducer() const { return *reducer_; }
   const DdpOptions& options() const { return options_; }
   void sync_gradients();
+  void update_process_group(ProcessGroup group);
   void set_reduce(GradReduce reduce);
   void set_static_graph();
   void set_sample_rate(std::uint64_t rate);
@@ -201,6 +202,9 @@ class DistributedDataParallel : public Joinable {
   Reducer::NoSync no_sync() { return core_.reducer().no_sync(); }
   // Reduces what was accumulated, without a backward. Collective.
   void sync_gradients() { core_.sync_gradients(); }
+  // Goes on with another group: see Reducer. Buffers become those of the same rank. kUnsupported
+  // with parameter_groups.
+  void update_process_group(ProcessGroup group) { core_.update_process_group(std::move(group)); }
   // Before the first backward, once. Collective.
   void register_comm_hook(CommHook hook) { core_.reducer().register_comm_hook(std::move(hook)); }
   void register_buffer_hook(BufferHook hook, BufferSync when = BufferSync::kAfterForward) {

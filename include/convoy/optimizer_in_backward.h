@@ -17,7 +17,7 @@ class OutputArchive;
 
 namespace convoy {
 
-// What becomes of a parameter in one step: as torch::optim::SGD, Adam and AdamW.
+// What becomes of a parameter in one step: as torch::optim::SGD, Adam, AdamW, Adagrad and RMSprop.
 struct Sgd {
   double lr = 1e-3;
   double momentum = 0, dampening = 0, weight_decay = 0;
@@ -33,7 +33,16 @@ struct AdamW {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 1e-2;
   bool amsgrad = false;
 };
-using OptimizerRule = std::variant<Sgd, Adam, AdamW>;
+struct Adagrad {
+  double lr = 1e-2;
+  double lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10;
+};
+struct RmsProp {
+  double lr = 1e-2;
+  double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  bool centered = false;
+};
+using OptimizerRule = std::variant<Sgd, Adam, AdamW, Adagrad, RmsProp>;
 
 // Parameters that are treated alike.
 struct OptimizerGroup {

@@ -238,11 +238,23 @@ class Reducer : public Joinable {
   void register_consumer(GradConsumer consumer);
   // `begins` is called at the start of each backward of this reducer's, `ends` when autograd is
   // through with it, also when it failed: before gradients are written back, or with kAdds, if they
-  // were only added to this rank's. Once.
+  // were only added to this rank's. Once. Where parameters hold other data in between,
+  // `replicas` gives what check_replicas_every compares instead, in the order of parameters.
   enum class BackwardEnd { kReduces, kAdds };
-  void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends);
+  using Replicas = std::function<std::vector<at::Tensor>()>;
+  void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends,
+                      Replicas replicas = {});
   // From the next backward on; the kind must be the same on all ranks. Does not communicate.
   void set_reduce(GradReduce reduce);
+
+  // Goes on with another group: after ProcessGroup::shrink(), or with ranks that join. Collective
+  // in the new group: those who join make a reducer for themselves first (in a group of their own,
+  // or of one) and then call it, too. Parameters, and states of sharded optimizers, become those of
+  // the rank that has made most backwards, whose number in the group it returns; dead ranks' shards
+  // are taken over. Gradients are undefined afterwards, buckets are laid out anew, hooks and
+  // optimizers stay. kInvalidArgument on all ranks if their parameters differ; and inside of a
+  // backward, a no_sync() or a Join.
+  int update_process_group(ProcessGroup group);
 
   const std::vector<at::Tensor>& parameters() const;
   const ProcessGroup& group() const;

@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 #include "convoy/reducer.h"
+#include "ddp/peer_memory.h"
 
 namespace convoy {
 
@@ -22,6 +24,12 @@ struct Bucket {
   std::vector<at::Tensor> handles;  // the same once more, to be gradients: users may move those
 
   const at::Tensor& handle(std::size_t slot);
+
+  // With a sharded optimizer: the buffers of all ranks.
+  std::shared_ptr<const PeerMemory> peers;
+  bool private_memory = false;  // some rank's buffer cannot be shared
+  // The last round left it as it was: gradients are this rank's own. See ShardPort.
+  bool deferred = false;
 
   // In a backward:
   std::size_t pending = 0;  // parameters whose gradient is not there yet

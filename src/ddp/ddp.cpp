@@ -45,7 +45,8 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                                copies->restore(end == Reducer::BackwardEnd::kAdds
                                                    ? CastGradients::kAll
                                                    : CastGradients::kSparse);
-                             });
+                             },
+                             [copies = copies_] { return copies->originals(); });
   }
   make_parameter_groups();
 }
@@ -182,6 +183,21 @@ void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
 void DdpCore::sync_gradients() {
   reducer_->sync_gradients();
   for (const auto& other : others_) other->sync_gradients();
+}
+
+void DdpCore::update_process_group(ProcessGroup group) {
+  if (!others_.empty()) {
+    fail(ErrorKind::kUnsupported, "update_process_group: a model with parameter_groups cannot ",
+         "change its group: theirs would stay");
+  }
+  if (join()) fail(ErrorKind::kInvalidArgument, "update_process_group: inside of a Join");
+  if (copies_) copies_->restore();
+  const int root = reducer_->update_process_group(std::move(group));
+  group_ = reducer_->group();
+  staging_.reset();
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, buffer] : buffers()) tensors.push_back(buffer);
+  if (!tensors.empty() && group_.size() > 1) broadcast_coalesced(group_, tensors, {.root = root});
 }
 
 void DdpCore::set_reduce(GradReduce reduce) {

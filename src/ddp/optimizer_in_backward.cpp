@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/serialize/archive.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -13,14 +14,12 @@
 #include "base/error.h"
 #include "ddp/agreement.h"
 #include "ddp/hook_state.h"
-#include "ddp/optimizer_kernels.h"
+#include "ddp/optimizer_rule.h"
 
 namespace convoy {
 namespace {
 
-// Elements that one thread takes at a time; sums are made of sums of as many, in order, so that
-// their bits do not depend on the number of threads.
-constexpr std::int64_t kGrain = 1 << 15;
+constexpr const char* kName = "OptimizerInBackward";
 
 template <class... Text>
 [[noreturn]] void refuse(const Text&... text) {
@@ -29,42 +28,6 @@ template <class... Text>
 
 void require(bool fine, const char* what, double value) {
   if (!fine) refuse(what, " of ", value);
-}
-
-void check_adam(double lr, double beta1, double beta2, double eps, double weight_decay) {
-  require(lr >= 0, "a learning rate", lr);
-  require(beta1 >= 0 && beta1 < 1, "a beta1", beta1);
-  require(beta2 >= 0 && beta2 < 1, "a beta2", beta2);
-  require(eps >= 0, "an eps", eps);
-  require(weight_decay >= 0, "a weight decay", weight_decay);
-}
-
-void check_rule(const OptimizerRule& rule) {
-  if (const auto* sgd = std::get_if<Sgd>(&rule)) {
-    require(sgd->lr >= 0, "a learning rate", sgd->lr);
-    require(sgd->momentum >= 0, "a momentum", sgd->momentum);
-    require(sgd->weight_decay >= 0, "a weight decay", sgd->weight_decay);
-    if (sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0)) {
-      refuse("nesterov needs a momentum and no dampening");
-    }
-  } else if (const auto* adam = std::get_if<Adam>(&rule)) {
-    check_adam(adam->lr, adam->beta1, adam->beta2, adam->eps, adam->weight_decay);
-  } else if (const auto* adamw = std::get_if<AdamW>(&rule)) {
-    check_adam(adamw->lr, adamw->beta1, adamw->beta2, adamw->eps, adamw->weight_decay);
-  }
-}
-
-std::string describe(const OptimizerRule& rule) {
-  const auto adam = [](const char* name, const auto& r) {
-    return concat(name, ", lr ", r.lr, ", betas ", r.beta1, " and ", r.beta2, ", eps ", r.eps,
-                  ", weight decay ", r.weight_decay, r.amsgrad ? ", amsgrad" : "");
-  };
-  if (const auto* sgd = std::get_if<Sgd>(&rule)) {
-    return concat("SGD, lr ", sgd->lr, ", momentum ", sgd->momentum, ", dampening ", sgd->dampening,
-                  ", weight decay ", sgd->weight_decay, sgd->nesterov ? ", nesterov" : "");
-  }
-  if (const auto* plain = std::get_if<Adam>(&rule)) return adam("Adam", *plain);
-  return adam("AdamW", std::get<AdamW>(rule));
 }
 
 // A tensor's memory as real numbers.
@@ -83,23 +46,15 @@ template <class T>
 double norm_part(const at::Tensor& gradient, double norm_type) {
   const T* const values = data_of<T>(gradient);
   const std::int64_t count = numbers_in(gradient);
-  std::vector<double> parts(static_cast<std::size_t>((count + kGrain - 1) / kGrain));
+  std::vector<double> parts(static_cast<std::size_t>((count + kNormBlock - 1) / kNormBlock));
   at::parallel_for(0, static_cast<std::int64_t>(parts.size()), 1, [&](auto begin, auto end) {
     for (std::int64_t k = begin; k < end; ++k) {
-      const auto size = static_cast<std::size_t>(std::min(kGrain, count - k * kGrain));
-      const T* const from = values + k * kGrain;
-      parts[static_cast<std::size_t>(k)] =
-          norm_type == 2 ? sum_of_squares(from, size) : largest_magnitude(from, size);
+      const auto size = static_cast<std::size_t>(std::min(kNormBlock, count - k * kNormBlock));
+      parts[static_cast<std::size_t>(k)] = norm_of(values + k * kNormBlock, size, norm_type);
     }
   });
   double total = 0;
-  for (const double part : parts) {
-    if (norm_type == 2) {
-      total += part;
-    } else if (!(part <= total)) {  // or NaN
-      total = part;
-    }
-  }
+  for (const double part : parts) total = join_norms(total, part, norm_type);
   return total;
 }
 
@@ -126,7 +81,7 @@ class OptimizerInBackward::Impl {
     std::size_t group;
     at::Tensor parameter;
     std::int64_t steps = 0;
-    at::Tensor first = {}, second = {}, third = {};  // momentum or means, squares, largest squares
+    std::array<at::Tensor, kMostStates> states = {};  // see optimizer_rule.h
   };
   // A gradient of this backward and its parameter.
   struct Update {
@@ -160,7 +115,7 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
     require(options.norm_type == 2 || options.norm_type == std::numeric_limits<double>::infinity(),
             "a norm", options.norm_type);
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      check_rule(groups[g].rule);
+      check_rule(kName, groups[g].rule);
       rules.push_back(groups[g].rule);
       lines.push_back(concat("group ", g, ": ", describe(groups[g].rule)));
       for (const at::Tensor& parameter : groups[g].parameters) {
@@ -224,11 +179,7 @@ double OptimizerInBackward::Impl::norm(const std::vector<Update>& all) const {
   for (const auto& [index, member] : members_) {
     const auto found = parts.find(&member);
     if (found == parts.end()) continue;
-    if (options_.norm_type == 2) {
-      total += found->second;
-    } else if (!(found->second <= total)) {
-      total = found->second;
-    }
+    total = join_norms(total, found->second, options_.norm_type);
   }
   return options_.norm_type == 2 ? std::sqrt(total) : total;
 }
@@ -244,11 +195,7 @@ void OptimizerInBackward::Impl::step(const std::vector<GradBucket>& buckets,
       ++stats.skipped;
       return;
     }
-    // As torch::nn::utils::clip_grad_norm_; not std::min, which would lose a NaN.
-    if (options_.max_norm > 0) {
-      scale = options_.max_norm / (stats.norm + 1e-6);
-      if (scale > 1) scale = 1;
-    }
+    scale = clip_scale(stats.norm, options_.max_norm);
   }
   ++stats.steps;
   for (const Update& update : all) {
@@ -277,104 +224,68 @@ void OptimizerInBackward::Impl::apply(const Update& update, double scale) {
 template <class T>
 void OptimizerInBackward::Impl::apply_as(Member& member, const at::Tensor& parameter,
                                          const at::Tensor& gradient, double scale) {
-  const std::int64_t count = numbers_in(parameter);
-  const auto make = [&](at::Tensor& state) {
-    if (!state.defined()) state = at::zeros_like(gradient);
-  };
   const OptimizerRule& rule = rules[member.group];
-  T* const p = data_of<T>(parameter);
-  const T* const g = data_of<T>(gradient);
-  if (const auto* sgd = std::get_if<Sgd>(&rule)) {
-    SgdStep step{.lr = sgd->lr,
-                 .momentum = sgd->momentum,
-                 .dampening = sgd->dampening,
-                 .weight_decay = sgd->weight_decay,
-                 .nesterov = sgd->nesterov,
-                 .first = !member.first.defined(),
-                 .gradient_scale = scale};
-    if (sgd->momentum != 0) make(member.first);
-    T* const buffer = data_of<T>(member.first);
-    at::parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-      sgd_step(step, p + begin, g + begin, buffer == nullptr ? nullptr : buffer + begin,
-               static_cast<std::size_t>(end - begin));
-    });
-    return;
+  const RuleStep step{
+      .number = member.steps, .first = !member.states[0].defined(), .gradient_scale = scale};
+  RuleMemory<T> memory{data_of<T>(parameter), data_of<T>(gradient), {}};
+  for (std::size_t k = 0; k < kMostStates; ++k) {
+    if ((states_of(rule) >> k & 1) == 0) continue;
+    at::Tensor& state = member.states[k];
+    if (!state.defined()) state = at::full_like(gradient, k == 0 ? initial_state(rule) : 0);
+    memory.states[k] = data_of<T>(state);
   }
-  const auto run = [&](const auto& adam, bool decoupled) {
-    const AdamStep step{.lr = adam.lr,
-                        .beta1 = adam.beta1,
-                        .beta2 = adam.beta2,
-                        .eps = adam.eps,
-                        .weight_decay = adam.weight_decay,
-                        .decoupled = decoupled,
-                        .number = member.steps,
-                        .gradient_scale = scale};
-    make(member.first);
-    make(member.second);
-    if (adam.amsgrad) make(member.third);
-    T* const m = data_of<T>(member.first);
-    T* const v = data_of<T>(member.second);
-    T* const largest = adam.amsgrad ? data_of<T>(member.third) : nullptr;
-    at::parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-      const AdamMemory<T> memory{p + begin, g + begin, m + begin, v + begin,
-                                 largest == nullptr ? nullptr : largest + begin};
-      adam_step(step, memory, static_cast<std::size_t>(end - begin));
-    });
-  };
-  if (const auto* adam = std::get_if<Adam>(&rule)) return run(*adam, false);
-  run(std::get<AdamW>(rule), true);
+  at::parallel_for(0, numbers_in(parameter), kNormBlock, [&](std::int64_t begin, std::int64_t end) {
+    RuleMemory<T> part{memory.parameter + begin, memory.gradient + begin, {}};
+    for (std::size_t k = 0; k < kMostStates; ++k) {
+      if (memory.states[k] != nullptr) part.states[k] = memory.states[k] + begin;
+    }
+    apply_rule(rule, step, part, static_cast<std::size_t>(end - begin));
+  });
 }
 
 void OptimizerInBackward::Impl::save(torch::serialize::OutputArchive& archive) const {
-  ByParameter first, second, third, steps;
-  const auto put = [](ByParameter& to, std::size_t index, const at::Tensor& tensor) {
-    if (tensor.defined()) to[index] = tensor;
-  };
+  ByParameter steps;
+  std::array<ByParameter, kMostStates> states;
   for (const auto& [index, member] : members_) {
-    put(first, index, member.first);
-    put(second, index, member.second);
-    put(third, index, member.third);
+    for (std::size_t k = 0; k < kMostStates; ++k) {
+      if (member.states[k].defined()) states[k][index] = member.states[k];
+    }
     steps[index] = at::full({1}, member.steps, at::kLong);
   }
-  write_number(archive, "steps", stats.steps);
-  write_state(archive, "counts", steps);
-  write_state(archive, "first", first);
-  write_state(archive, "second", second);
-  write_state(archive, "third", third);
+  write_number(archive, kStepsName, stats.steps);
+  write_state(archive, kCountsName, steps);
+  for (std::size_t k = 0; k < kMostStates; ++k) write_state(archive, kStateNames[k], states[k]);
 }
 
 void OptimizerInBackward::Impl::load(torch::serialize::InputArchive& archive) {
-  const auto steps = read_state(archive, "counts");
+  const auto steps = read_state(archive, kCountsName);
   std::map<std::size_t, Member> loaded = members_;
   if (steps.size() != loaded.size()) {
     refuse("the archive has ", steps.size(), " parameters, not ", loaded.size());
   }
-  const auto take = [&](const char* name, at::Tensor Member::*place) {
-    for (auto& [index, member] : loaded) (member.*place).reset();
-    for (const auto& [index, tensor] : read_state(archive, name)) {
+  for (std::size_t k = 0; k < kMostStates; ++k) {
+    for (auto& [index, member] : loaded) member.states[k].reset();
+    for (const auto& [index, tensor] : read_state(archive, kStateNames[k])) {
       const auto found = loaded.find(index);
       if (found == loaded.end()) refuse("the archive has a parameter ", index);
       Member& member = found->second;
       check_state(tensor, member.parameter.numel(), index, "OptimizerInBackward");
       // As gradients lie in memory.
       const bool dense = member.parameter.is_non_overlapping_and_dense();
-      at::Tensor& to = member.*place;
+      at::Tensor& to = member.states[k];
       to = dense ? at::empty_like(member.parameter.detach())
                  : at::empty(member.parameter.sizes(), member.parameter.options());
       const at::NoGradGuard no_grad;
       to.set_requires_grad(false);
       to.copy_(tensor.reshape(to.sizes()));
     }
-  };
-  take("first", &Member::first);
-  take("second", &Member::second);
-  take("third", &Member::third);
+  }
   for (auto& [index, member] : loaded) {
     const auto found = steps.find(index);
     if (found == steps.end()) refuse("the archive has no parameter ", index);
     member.steps = found->second.item<std::int64_t>();
   }
-  stats.steps = read_number(archive, "steps");
+  stats.steps = read_number(archive, kStepsName);
   members_ = std::move(loaded);
 }
 
@@ -404,7 +315,7 @@ void OptimizerInBackward::set_lr(double lr) {
 
 void OptimizerInBackward::set_rule(std::size_t group, const OptimizerRule& rule) {
   if (group >= impl_->rules.size()) refuse("there is no group ", group);
-  check_rule(rule);
+  check_rule(kName, rule);
   if (rule.index() != impl_->rules[group].index()) {
     refuse("group ", group, " cannot change from ", describe(impl_->rules[group]), " to ",
            describe(rule), ": what it keeps would mean something else");

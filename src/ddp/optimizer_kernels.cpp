@@ -90,6 +90,64 @@ CONVOY_BODY void adam_any(const AdamStep& step, const AdamMemory<T>& memory, std
   }
 }
 
+template <class T>
+CONVOY_BODY void adagrad(const AdagradStep& step, T* __restrict parameter,
+                         const T* __restrict gradient, T* __restrict sum, std::size_t count) {
+  const auto before = static_cast<double>(step.number - 1);
+  const T rate = static_cast<T>(-step.lr / (1 + before * step.lr_decay));
+  const T decay = static_cast<T>(step.weight_decay), eps = static_cast<T>(step.eps);
+  const T scale = static_cast<T>(step.gradient_scale);
+  for (std::size_t i = 0; i < count; ++i) {
+    const T change = gradient[i] * scale + decay * parameter[i];
+    const T all = sum[i] + change * change;
+    sum[i] = all;
+    parameter[i] += rate * (change / (std::sqrt(all) + eps));
+  }
+}
+
+template <bool kMomentum, bool kCentered, class T>
+CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory,
+                         std::size_t count) {
+  T* __restrict parameter = memory.parameter;
+  const T* __restrict gradient = memory.gradient;
+  T* __restrict square = memory.square;
+  T* __restrict buffer = memory.buffer;
+  T* __restrict mean = memory.mean;
+  const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
+  const T scale = static_cast<T>(step.gradient_scale), eps = static_cast<T>(step.eps);
+  const T alpha = static_cast<T>(step.alpha), rest = static_cast<T>(1 - step.alpha);
+  const T momentum = static_cast<T>(step.momentum);
+  for (std::size_t i = 0; i < count; ++i) {
+    const T change = gradient[i] * scale + decay * parameter[i];
+    T v = square[i] * alpha + rest * change * change;
+    square[i] = v;
+    if constexpr (kCentered) {
+      const T m = mean[i] * alpha + rest * change;
+      mean[i] = m;
+      v = v - m * m;
+    }
+    T moved = change / (std::sqrt(v) + eps);
+    if constexpr (kMomentum) {
+      moved = buffer[i] * momentum + moved;
+      buffer[i] = moved;
+    }
+    parameter[i] += rate * moved;
+  }
+}
+
+template <class T>
+CONVOY_BODY void rmsprop_any(const RmsPropStep& step, const RmsPropMemory<T>& memory,
+                             std::size_t count) {
+  const bool moves = step.momentum != 0;
+  if (memory.mean == nullptr) {
+    moves ? rmsprop<true, false, T>(step, memory, count)
+          : rmsprop<false, false, T>(step, memory, count);
+  } else {
+    moves ? rmsprop<true, true, T>(step, memory, count)
+          : rmsprop<false, true, T>(step, memory, count);
+  }
+}
+
 constexpr std::size_t kLanes = 8;
 
 template <class T>
@@ -140,6 +198,22 @@ CONVOY_CLONES void adam_step(const AdamStep& step, const AdamMemory<float>& memo
 CONVOY_CLONES void adam_step(const AdamStep& step, const AdamMemory<double>& memory,
                              std::size_t count) {
   adam_any(step, memory, count);
+}
+CONVOY_CLONES void adagrad_step(const AdagradStep& step, float* parameter, const float* gradient,
+                                float* sum, std::size_t count) {
+  adagrad(step, parameter, gradient, sum, count);
+}
+CONVOY_CLONES void adagrad_step(const AdagradStep& step, double* parameter, const double* gradient,
+                                double* sum, std::size_t count) {
+  adagrad(step, parameter, gradient, sum, count);
+}
+CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory,
+                                std::size_t count) {
+  rmsprop_any(step, memory, count);
+}
+CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory,
+                                std::size_t count) {
+  rmsprop_any(step, memory, count);
 }
 CONVOY_CLONES double sum_of_squares(const float* values, std::size_t count) {
   return squares(values, count);

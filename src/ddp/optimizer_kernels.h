@@ -40,6 +40,34 @@ struct AdamMemory {
 void adam_step(const AdamStep& step, const AdamMemory<float>& memory, std::size_t count);
 void adam_step(const AdamStep& step, const AdamMemory<double>& memory, std::size_t count);
 
+struct AdagradStep {
+  double lr = 0;
+  double lr_decay = 0, weight_decay = 0, eps = 1e-10;
+  std::int64_t number = 1;  // of this step, for the decay
+  double gradient_scale = 1;
+};
+void adagrad_step(const AdagradStep& step, float* parameter, const float* gradient, float* sum,
+                  std::size_t count);
+void adagrad_step(const AdagradStep& step, double* parameter, const double* gradient, double* sum,
+                  std::size_t count);
+
+struct RmsPropStep {
+  double lr = 0;
+  double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  double gradient_scale = 1;
+};
+// `buffer` is there if momentum is not 0; `mean` may be nullptr: not centered.
+template <class T>
+struct RmsPropMemory {
+  T* parameter;
+  const T* gradient;
+  T* square;
+  T* buffer;
+  T* mean;
+};
+void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory, std::size_t count);
+void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory, std::size_t count);
+
 // In f64, in an order that is always the same.
 double sum_of_squares(const float* values, std::size_t count);
 double sum_of_squares(const double* values, std::size_t count);

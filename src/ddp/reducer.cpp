@@ -424,8 +424,18 @@ void Reducer::register_comm_hook(CommHook hook) { impl_->register_comm_hook(std:
 void Reducer::register_consumer(GradConsumer consumer) {
   impl_->register_consumer(std::move(consumer));
 }
-void Reducer::watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends) {
-  impl_->watch_backward(std::move(begins), std::move(ends));
+void Reducer::watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends,
+                             Replicas replicas) {
+  impl_->watch_backward(std::move(begins), std::move(ends), std::move(replicas));
+}
+int Reducer::update_process_group(ProcessGroup group) {
+  if (!group) fail(ErrorKind::kInvalidArgument, "update_process_group: there is no group");
+  impl_->prepare_change();
+  auto made = std::make_shared<Impl>(impl_->tensors(), std::move(group), impl_->options());
+  impl_->take_hooks_off();
+  const auto old = std::exchange(impl_, std::move(made));
+  impl_->hook_up();
+  return impl_->take_over(*old);
 }
 void Reducer::set_reduce(GradReduce reduce) { impl_->set_reduce(reduce); }
 const std::vector<at::Tensor>& Reducer::parameters() const { return impl_->tensors(); }

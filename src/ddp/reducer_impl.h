@@ -14,6 +14,7 @@
 #include "ddp/bucket.h"
 #include "ddp/checks.h"
 #include "ddp/graph.h"
+#include "ddp/shard_port.h"
 #include "ddp/timeline.h"
 #include "ddp/verdict.h"
 
@@ -49,12 +50,34 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void sync_gradients();
   void register_comm_hook(CommHook hook);
   void register_consumer(GradConsumer consumer);
-  void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends) {
+  void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends,
+                      Replicas replicas) {
     begins_ = std::move(begins);
     ends_ = std::move(ends);
+    replicas_ = std::move(replicas);
   }
   void set_reduce(GradReduce reduce);
   void pause(int change);
+
+  // Sharded optimizers, and change of group: reducer_shards.cpp.
+  // kInvalidArgument or kUnsupported if these parameters cannot be taken.
+  void check_port(const std::vector<bool>& takes) const;
+  // Collective.
+  void attach(std::shared_ptr<ShardPort> port);
+  void detach(const ShardPort& port) noexcept;
+  struct Place {
+    const Bucket* bucket = nullptr;  // nullptr: in none
+    std::size_t slot = 0;
+  };
+  Place place_of(std::size_t index) const;
+  bool is_busy() const { return open_ || in_backward_; }
+  bool is_late() const { return launches_late_; }
+  const std::string& name_of(std::size_t index) const { return parameters_[index].name; }
+  // kInvalidArgument if the group cannot be changed now.
+  void prepare_change();
+  // What users have registered with the reducer in whose place this one comes. Collective. Returns
+  // the rank that has made most backwards, whose parameters all have now.
+  int take_over(Impl& old);
 
   // Setters, statistics: reducer_checks.cpp, reducer_sparse.cpp.
   void set_static_graph();
@@ -186,6 +209,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void add_buckets();
   at::ScalarType travels_as(std::size_t index) const;
   void consume();
+  void share_buckets();
+  ShardPort* port_of(const Bucket& bucket) const;
+  bool defers(const Bucket& bucket) const;
   void place(Bucket&& bucket);
   std::uint64_t layout_hash() const;
 
@@ -203,8 +229,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::uint64_t serial_ = 0;  // the same on all ranks, another for each reducer
   CommHook hook_;
   std::vector<GradConsumer> consumers_;
+  std::vector<std::shared_ptr<ShardPort>> ports_;
   std::function<void()> begins_;
   std::function<void(BackwardEnd)> ends_;
+  Replicas replicas_;
   ProcessGroup hook_group_;  // none: to be made by the next round
   std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
   std::string mixed_;  // a parameter whose summed gradient was added to behind our back

@@ -103,6 +103,7 @@ void Reducer::Impl::add_buckets() {
       place(make_bucket(group_, tensors_, std::move(list), type));
     }
   }
+  share_buckets();
 }
 
 void Reducer::Impl::place(Bucket&& made) {
@@ -179,6 +180,7 @@ void Reducer::Impl::register_consumer(GradConsumer consumer) {
 }
 
 void Reducer::Impl::consume() {
+  for (const auto& port : ports_) port->finish(verdict_.used());
   if (consumers_.empty()) return;
   std::vector<GradBucket> reduced;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {

@@ -205,6 +205,14 @@ void Reducer::Impl::launch(std::size_t index) {
   });
   if (options_.nonfinite != NonFinite::kIgnore) check_finite(index);
   timeline_.launched(index);
+  bucket.deferred = defers(bucket);
+  if (bucket.deferred) {
+    ShardPort& port = *port_of(bucket);
+    if (!port.overlaps()) return;
+    std::vector<bool> used;
+    for (const std::size_t i : bucket.parameters) used.push_back(parameters_[i].used);
+    return guarded(index, [&] { port.launched(index, outcome_ == Outcome::kGood, used); });
+  }
   if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
   guarded(index, [&] { bucket.result = start(index); });
 }
@@ -341,6 +349,7 @@ bool Reducer::Impl::finish_buckets() {
 }
 
 void Reducer::Impl::take_results() {
+  for (const auto& port : ports_) port->drain();
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
     if (!bucket.result) continue;
@@ -438,7 +447,8 @@ void Reducer::Impl::close(Outcome outcome) {
           gradient.defined() ? gradient.add_(parameter.summed) : std::move(parameter.summed);
       parameter.summed.reset();
     }
-    if (good && verdict_.used()[i] && tensors_[i].grad().defined()) {
+    const bool deferred = parameter.bucket != kNone && bucket_of(parameter).deferred;
+    if (good && verdict_.used()[i] && tensors_[i].grad().defined() && !deferred) {
       parameter.reduced = true;
       parameter.reduced_tensor = tensors_[i].grad().unsafeGetTensorImpl();
       parameter.reduced_version = tensors_[i].grad()._version();
@@ -452,6 +462,7 @@ void Reducer::Impl::close(Outcome outcome) {
     parameter.rows.reset();
   }
   for (Bucket& bucket : buckets_) bucket.result.reset();
+  for (const auto& port : ports_) port->closed();
   learnt_ |= good && !shadowing_;
   armed_ = false;
   forwards_.clear();

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "convoy/join.h"
+#include "convoy/reducer.h"
+
+namespace convoy {
+
+struct ShardedOptimizerOptions {
+  // backward() is the whole step; step() is an error. Where buckets travel early (see Launch), and
+  // unless all gradients have to be looked at first, each is updated while backward goes on.
+  bool in_backward = false;
+  // Gradients of all groups together are scaled down to this norm; 0: they are not.
+  double max_norm = 0;
+  double norm_type = 2;  // or infinity
+  // A step whose gradients have a norm that is no number is left out, on all ranks.
+  bool skip_nonfinite = false;
+};
+
+// What ShardedOptimizer does, whatever its rule.
+class ShardedOptimizerBase : public torch::optim::Optimizer, public Joinable {
+ public:
+  ~ShardedOptimizerBase() override;
+  ShardedOptimizerBase(const ShardedOptimizerBase&) = delete;
+  ShardedOptimizerBase& operator=(const ShardedOptimizerBase&) = delete;
+
+  // Collective: averages what `.grad` holds over the ranks, and updates. Parameters without a
+  // gradient are left alone: on all ranks, or it is kInvalidArgument on all of them, as it is for
+  // options that differ; then nothing was changed. Gradients are undefined afterwards. Also
+  // kPeerLost, kTimeout: see DistributedDataParallel::update_process_group().
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  struct Stats {
+    std::uint64_t steps = 0, skipped = 0;
+    double norm = 0;                // of the last step's gradients, if it was needed
+    std::uint64_t numbers = 0;      // of all parameters that this rank updates
+    std::uint64_t state_bytes = 0;  // that it keeps for them
+  };
+  Stats stats() const;
+
+  // Collective. The whole state on every rank: one of them may write it. Options are not part of
+  // it. It can be loaded with any number of ranks, and by OptimizerInBackward.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  // On all ranks, of the same archive. kInvalidArgument if it belongs to other parameters.
+  void load(torch::serialize::InputArchive& archive) override;
+
+  // For Join: stands after the model.
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
+  const ProcessGroup& join_process_group() const override;
+
+  class Impl;  // opaque
+
+ protected:
+  ShardedOptimizerBase(Reducer& reducer,
+                       const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                       std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                       const ShardedOptimizerOptions& options);
+
+ private:
+  friend class ShardedJoinHook;
+  std::shared_ptr<Impl> impl_;  // the reducer's, too
+};
+
+namespace detail {
+template <class Opt>
+struct OptionsOf;
+template <>
+struct OptionsOf<torch::optim::SGD> {
+  using type = torch::optim::SGDOptions;
+};
+template <>
+struct OptionsOf<torch::optim::Adam> {
+  using type = torch::optim::AdamOptions;
+};
+template <>
+struct OptionsOf<torch::optim::AdamW> {
+  using type = torch::optim::AdamWOptions;
+};
+template <>
+struct OptionsOf<torch::optim::Adagrad> {
+  using type = torch::optim::AdagradOptions;
+};
+template <>
+struct OptionsOf<torch::optim::RMSprop> {
+  using type = torch::optim::RMSpropOptions;
+};
+}  // namespace detail
+
+// An optimizer of which each rank keeps and does its part (ZeRO, stage 1): a rank adds up the
+// gradients of its part over all ranks, updates it, and writes the result into the parameters of
+// all of them. State is divided by the number of ranks, and so is the time of the update.
+//
+//   convoy::DistributedDataParallel model(Net(), world);
+//   convoy::ShardedOptimizer<torch::optim::AdamW> optimizer(model.reducer(), 3e-4);
+//   torch::optim::StepLR schedule(optimizer, 30, 0.1);
+//   for (...) {
+//     loss(model(input), target).backward();
+//     optimizer.step();
+//   }
+//
+// It is a torch::optim::Optimizer with the options of that one, by group, which schedulers and you
+// may change between steps, on all ranks alike. The result is, to the bit, that of
+// OptimizerInBackward. Parameters move into memory that the ranks share, where there is such.
+// Between backward() and step() `.grad` is still this rank's own. docs/sharded_optimizer.md has
+// more. Thread-safety as for Reducer; it does not outlive its reducer usefully.
+template <class Opt>
+class ShardedOptimizer : public ShardedOptimizerBase {
+ public:
+  using Options = typename detail::OptionsOf<Opt>::type;
+
+  // Of all parameters of the reducer. Collective. kInvalidArgument on all ranks if they differ, for
+  // values without a meaning, and for parameters that are not the reducer's, are in two groups or
+  // have such an optimizer already; kUnsupported for sparse ones and for types that are not f32,
+  // f64 or complex.
+  ShardedOptimizer(Reducer& reducer, const Options& options,
+                   const ShardedOptimizerOptions& more = {})
+      : ShardedOptimizer(reducer, {torch::optim::OptimizerParamGroup(reducer.parameters())},
+                         options, more) {}
+  // Groups with options of their own; what these do not say is as in `defaults`.
+  ShardedOptimizer(Reducer& reducer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const Options& defaults, const ShardedOptimizerOptions& more = {})
+      : ShardedOptimizerBase(reducer, groups, std::make_unique<Options>(defaults), more) {}
+};
+
+}  // namespace convoy

@@ -1,0 +1,206 @@
+#include "ddp/optimizer_rule.h"
+
+#include <string_view>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "ddp/optimizer_kernels.h"
+
+namespace convoy {
+namespace {
+
+// In the text of an error: who found it.
+class Checker {
+ public:
+  explicit Checker(const char* who) : who_(who) {}
+  void require(bool fine, const char* what, double value) const {
+    if (!fine) fail(ErrorKind::kInvalidArgument, who_, ": ", what, " of ", value);
+  }
+  void adam(double beta1, double beta2) const {
+    require(beta1 >= 0 && beta1 < 1, "a beta1", beta1);
+    require(beta2 >= 0 && beta2 < 1, "a beta2", beta2);
+  }
+  void operator()(const Sgd& rule) const {
+    require(rule.momentum >= 0, "a momentum", rule.momentum);
+    if (rule.nesterov && (rule.momentum <= 0 || rule.dampening != 0)) {
+      fail(ErrorKind::kInvalidArgument, who_, ": nesterov needs a momentum and no dampening");
+    }
+  }
+  void operator()(const Adam& rule) const { adam(rule.beta1, rule.beta2); }
+  void operator()(const AdamW& rule) const { adam(rule.beta1, rule.beta2); }
+  void operator()(const Adagrad& rule) const {
+    require(rule.lr_decay >= 0, "an lr_decay", rule.lr_decay);
+    require(rule.initial_accumulator_value >= 0, "an initial_accumulator_value",
+            rule.initial_accumulator_value);
+  }
+  void operator()(const RmsProp& rule) const {
+    require(rule.alpha >= 0, "an alpha", rule.alpha);
+    require(rule.momentum >= 0, "a momentum", rule.momentum);
+  }
+
+ private:
+  const char* who_;
+};
+
+template <class T>
+struct Applier {
+  void operator()(const Sgd& rule) const {
+    sgd_step({.lr = rule.lr,
+              .momentum = rule.momentum,
+              .dampening = rule.dampening,
+              .weight_decay = rule.weight_decay,
+              .nesterov = rule.nesterov,
+              .first = step.first,
+              .gradient_scale = step.gradient_scale},
+             memory.parameter, memory.gradient, memory.states[0], count);
+  }
+  template <class Rule>
+  void adam(const Rule& rule, bool decoupled) const {
+    const AdamMemory<T> all{memory.parameter, memory.gradient, memory.states[0], memory.states[1],
+                            rule.amsgrad ? memory.states[2] : nullptr};
+    adam_step({.lr = rule.lr,
+               .beta1 = rule.beta1,
+               .beta2 = rule.beta2,
+               .eps = rule.eps,
+               .weight_decay = rule.weight_decay,
+               .decoupled = decoupled,
+               .number = step.number,
+               .gradient_scale = step.gradient_scale},
+              all, count);
+  }
+  void operator()(const Adam& rule) const { adam(rule, false); }
+  void operator()(const AdamW& rule) const { adam(rule, true); }
+  void operator()(const Adagrad& rule) const {
+    adagrad_step({.lr = rule.lr,
+                  .lr_decay = rule.lr_decay,
+                  .weight_decay = rule.weight_decay,
+                  .eps = rule.eps,
+                  .number = step.number,
+                  .gradient_scale = step.gradient_scale},
+                 memory.parameter, memory.gradient, memory.states[0], count);
+  }
+  void operator()(const RmsProp& rule) const {
+    const RmsPropMemory<T> all{memory.parameter, memory.gradient, memory.states[0],
+                               memory.states[1], rule.centered ? memory.states[2] : nullptr};
+    rmsprop_step({.lr = rule.lr,
+                  .alpha = rule.alpha,
+                  .eps = rule.eps,
+                  .weight_decay = rule.weight_decay,
+                  .momentum = rule.momentum,
+                  .gradient_scale = step.gradient_scale},
+                 all, count);
+  }
+
+  const RuleStep& step;
+  const RuleMemory<T>& memory;
+  std::size_t count;
+};
+
+template <class Rule>
+std::string describe_adam(const char* name, const Rule& rule) {
+  return concat(name, ", lr ", rule.lr, ", betas ", rule.beta1, " and ", rule.beta2, ", eps ",
+                rule.eps, ", weight decay ", rule.weight_decay, rule.amsgrad ? ", amsgrad" : "");
+}
+
+struct Describer {
+  std::string operator()(const Sgd& rule) const {
+    return concat("SGD, lr ", rule.lr, ", momentum ", rule.momentum, ", dampening ", rule.dampening,
+                  ", weight decay ", rule.weight_decay, rule.nesterov ? ", nesterov" : "");
+  }
+  std::string operator()(const Adam& rule) const { return describe_adam("Adam", rule); }
+  std::string operator()(const AdamW& rule) const { return describe_adam("AdamW", rule); }
+  std::string operator()(const Adagrad& rule) const {
+    return concat("Adagrad, lr ", rule.lr, ", lr_decay ", rule.lr_decay, ", eps ", rule.eps,
+                  ", weight decay ", rule.weight_decay, ", initial_accumulator_value ",
+                  rule.initial_accumulator_value);
+  }
+  std::string operator()(const RmsProp& rule) const {
+    return concat("RMSprop, lr ", rule.lr, ", alpha ", rule.alpha, ", eps ", rule.eps,
+                  ", weight decay ", rule.weight_decay, ", momentum ", rule.momentum,
+                  rule.centered ? ", centered" : "");
+  }
+};
+
+}  // namespace
+
+void check_rule(const char* who, const OptimizerRule& rule) {
+  const Checker checker(who);
+  std::visit(
+      [&](const auto& one) {
+        checker.require(one.lr >= 0, "a learning rate", one.lr);
+        checker.require(one.weight_decay >= 0, "a weight decay", one.weight_decay);
+        if constexpr (requires { one.eps; }) checker.require(one.eps >= 0, "an eps", one.eps);
+        checker(one);
+      },
+      rule);
+}
+
+namespace {
+std::array<double, 6> values_of(const Sgd& r) {
+  return {r.lr, r.momentum, r.dampening, r.weight_decay, r.nesterov ? 1.0 : 0.0, 0};
+}
+std::array<double, 6> values_of(const Adam& r) {
+  return {r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, r.amsgrad ? 1.0 : 0.0};
+}
+std::array<double, 6> values_of(const AdamW& r) {
+  return {r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, r.amsgrad ? 1.0 : 0.0};
+}
+std::array<double, 6> values_of(const Adagrad& r) {
+  return {r.lr, r.lr_decay, r.weight_decay, r.initial_accumulator_value, r.eps, 0};
+}
+std::array<double, 6> values_of(const RmsProp& r) {
+  return {r.lr, r.alpha, r.eps, r.weight_decay, r.momentum, r.centered ? 1.0 : 0.0};
+}
+}  // namespace
+
+std::uint64_t hash_of(const OptimizerRule& rule, std::uint64_t seed) {
+  const auto values = std::visit([](const auto& one) { return values_of(one); }, rule);
+  const std::string_view bytes(reinterpret_cast<const char*>(values.data()), sizeof(values));
+  return hash_text(bytes, seed + rule.index() + 1);
+}
+
+std::string describe(const OptimizerRule& rule) { return std::visit(Describer(), rule); }
+
+unsigned states_of(const OptimizerRule& rule) {
+  if (const auto* sgd = std::get_if<Sgd>(&rule)) return sgd->momentum != 0 ? 1 : 0;
+  if (const auto* adam = std::get_if<Adam>(&rule)) return adam->amsgrad ? 7 : 3;
+  if (const auto* adamw = std::get_if<AdamW>(&rule)) return adamw->amsgrad ? 7 : 3;
+  if (const auto* rms = std::get_if<RmsProp>(&rule)) {
+    return 1U | (rms->momentum != 0 ? 2U : 0U) | (rms->centered ? 4U : 0U);
+  }
+  return 1;
+}
+
+double initial_state(const OptimizerRule& rule) {
+  const auto* const adagrad = std::get_if<Adagrad>(&rule);
+  return adagrad != nullptr ? adagrad->initial_accumulator_value : 0;
+}
+
+void apply_rule(const OptimizerRule& rule, const RuleStep& step, const RuleMemory<float>& memory,
+                std::size_t count) {
+  std::visit(Applier<float>{step, memory, count}, rule);
+}
+void apply_rule(const OptimizerRule& rule, const RuleStep& step, const RuleMemory<double>& memory,
+                std::size_t count) {
+  std::visit(Applier<double>{step, memory, count}, rule);
+}
+
+double join_norms(double a, double b, double norm_type) {
+  if (norm_type == 2) return a + b;
+  return !(b <= a) ? b : a;  // or NaN
+}
+
+double norm_of(const float* values, std::size_t count, double norm_type) {
+  return norm_type == 2 ? sum_of_squares(values, count) : largest_magnitude(values, count);
+}
+double norm_of(const double* values, std::size_t count, double norm_type) {
+  return norm_type == 2 ? sum_of_squares(values, count) : largest_magnitude(values, count);
+}
+
+double clip_scale(double norm, double max_norm) {
+  if (max_norm <= 0) return 1;
+  const double scale = max_norm / (norm + 1e-6);
+  return scale > 1 ? 1 : scale;  // not std::min, which would lose a NaN
+}
+
+}  // namespace convoy

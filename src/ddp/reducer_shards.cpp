@@ -1,0 +1,133 @@
+// Reducer: sharded optimizers, and another group.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ddp/reducer_impl.h"
+
+namespace convoy {
+
+void Reducer::Impl::check_port(const std::vector<bool>& takes) const {
+  if (is_busy()) fail(ErrorKind::kInvalidArgument, "a sharded optimizer inside of a backward");
+  for (std::size_t i = 0; i < takes.size(); ++i) {
+    if (!takes[i]) continue;
+    if (parameters_[i].sparse) {
+      fail(ErrorKind::kUnsupported, "gradients of ", parameters_[i].name,
+           " are sparse; leave it to an optimizer of its own");
+    }
+    if (parameters_[i].taken) {
+      fail(ErrorKind::kInvalidArgument, "gradients of ", parameters_[i].name, " are taken already");
+    }
+  }
+}
+
+void Reducer::Impl::attach(std::shared_ptr<ShardPort> port) {
+  check_port(port->takes());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].taken |= port->takes()[i];
+    parameters_[i].dropped |= port->takes()[i] && port->is_in_backward();
+  }
+  ports_.push_back(std::move(port));
+  alone_ = false;
+  share_buckets();
+}
+
+void Reducer::Impl::detach(const ShardPort& port) noexcept {
+  const auto found = std::find_if(ports_.begin(), ports_.end(),
+                                  [&](const auto& one) { return one.get() == &port; });
+  if (found == ports_.end()) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (port.takes()[i]) parameters_[i].taken = parameters_[i].dropped = false;
+  }
+  ports_.erase(found);
+  for (Bucket& bucket : buckets_) {
+    if (port_of(bucket) == nullptr) bucket.peers.reset();
+  }
+}
+
+Reducer::Impl::Place Reducer::Impl::place_of(std::size_t index) const {
+  const Parameter& parameter = parameters_[index];
+  if (parameter.bucket == kNone) return {};
+  return {&buckets_[parameter.bucket], parameter.slot};
+}
+
+// The one that takes all of it.
+ShardPort* Reducer::Impl::port_of(const Bucket& bucket) const {
+  for (const auto& port : ports_) {
+    if (std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
+                    [&](std::size_t i) { return port->takes()[i]; })) {
+      return port.get();
+    }
+  }
+  return nullptr;
+}
+
+// Collective: which buckets there are is the same on all ranks.
+void Reducer::Impl::share_buckets() {
+  if (ports_.empty() || (size_ > 1 && !group_.can_round())) return;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.peers || bucket.private_memory || port_of(bucket) == nullptr) continue;
+    const auto type = at::toRealValueType(bucket.buffer.scalar_type());
+    const bool as_it_is = std::all_of(
+        bucket.parameters.begin(), bucket.parameters.end(),
+        [&](std::size_t i) { return parameters_[i].type == bucket.buffer.scalar_type(); });
+    if (!as_it_is || (type != at::kFloat && type != at::kDouble)) continue;
+    try {
+      bucket.peers = std::make_shared<PeerMemory>(PeerMemory::share(group_, bucket.buffer));
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::kInvalidArgument) throw;
+      log_warn(e.what(), ": this bucket is reduced for all ranks");
+      bucket.private_memory = true;
+    }
+  }
+}
+
+bool Reducer::Impl::defers(const Bucket& bucket) const {
+  return bucket.peers && !hook_ && options_.reduce.kind() != GradReduce::Kind::kWeighted &&
+         join_scale() == 1 && port_of(bucket) != nullptr;
+}
+
+// --- another group ---
+
+void Reducer::Impl::prepare_change() {
+  const auto refuse = [](const char* what) {
+    fail(ErrorKind::kInvalidArgument, "update_process_group: inside of ", what);
+  };
+  if (in_backward_) refuse("a backward");
+  if (paused_ > 0) refuse("a no_sync()");
+  if (join_) refuse("a Join");
+  if (open_) close(Outcome::kFailed);
+  for (const auto& port : ports_) port->leave_group();
+}
+
+int Reducer::Impl::take_over(Impl& old) {
+  hook_ = std::move(old.hook_);
+  consumers_ = std::move(old.consumers_);
+  begins_ = std::move(old.begins_);
+  ends_ = std::move(old.ends_);
+  alone_ = size_ == 1 && !hook_ && consumers_.empty();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (const GradConsumer& consumer : consumers_) {
+      parameters_[i].taken |= consumer.takes[i];
+      parameters_[i].dropped |= consumer.takes[i] && !consumer.keeps;
+    }
+    tensors_[i].mutable_grad().reset();
+  }
+  timeline_.set_sample_rate(old.timeline_.sample_rate());
+  const auto ports = std::exchange(old.ports_, {});
+
+  const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(old.stats_.backwards), at::kLong);
+  const at::Tensor all = group_.all_gather(mine);
+  const auto* const counts = all.const_data_ptr<std::int64_t>();
+  const auto root = static_cast<int>(std::max_element(counts, counts + size_) - counts);
+  stats_.backwards = static_cast<std::uint64_t>(counts[root]);
+  stats_.skipped = old.stats_.skipped;
+  if (size_ > 1) broadcast_coalesced(group_, tensors_, {.root = root});
+  for (const auto& port : ports) port->enter_group(shared_from_this(), root);
+  return root;
+}
+
+}  // namespace convoy
