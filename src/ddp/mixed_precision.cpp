@@ -32,12 +32,24 @@ bool is_cast(const at::Tensor& tensor, c10::ScalarType type) {
 }
 
 LowPrecisionCopies::LowPrecisionCopies(const std::vector<at::Tensor>& parameters,
-                                       c10::ScalarType type) {
+                                       c10::ScalarType type)
+    : parameters_(parameters) {
   for (const at::Tensor& parameter : parameters) {
     if (!is_cast(parameter, type)) continue;
     const at::Tensor data = parameter.detach();
     pairs_.push_back({parameter, data, at::empty_like(data, data.options().dtype(type))});
   }
+}
+
+std::vector<at::Tensor> LowPrecisionCopies::originals() const {
+  std::vector<at::Tensor> result = parameters_;
+  auto pair = pairs_.begin();  // in the same order
+  for (at::Tensor& tensor : result) {
+    if (pair == pairs_.end() || !tensor.is_same(pair->parameter)) continue;
+    if (lowered_) tensor = pair->own;
+    ++pair;
+  }
+  return result;
 }
 
 bool LowPrecisionCopies::lower() {

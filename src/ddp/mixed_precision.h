@@ -26,6 +26,8 @@ class LowPrecisionCopies {
   LowPrecisionCopies(const std::vector<at::Tensor>& parameters, c10::ScalarType type);
 
   bool lowered() const { return lowered_; }
+  // The parameters' own data, of all of them.
+  std::vector<at::Tensor> originals() const;
   // Copies values, and puts the copies in place. False if they were.
   bool lower();
   // Puts copies in place as they are: the values of the last lower().
@@ -38,6 +40,7 @@ class LowPrecisionCopies {
     at::Tensor parameter;
     at::Tensor own, copy;  // data
   };
+  const std::vector<at::Tensor> parameters_;
   std::vector<Pair> pairs_;
   bool lowered_ = false;
 };
