@@ -32,7 +32,8 @@ Guarded<Objects>& objects() {
 }
 
 constexpr std::size_t kMostDescriptors = 8;
-constexpr std::uint64_t kOfferMagic = 0x315245464f5643;  // "CVOFER1"
+constexpr auto kOfferPatience = std::chrono::seconds(2);  // with who accepts and says nothing
+constexpr std::uint64_t kOfferMagic = 0x315245464f5643;   // "CVOFER1"
 
 // What follows a connection to an offer, with the descriptors.
 struct OfferFrame {
@@ -63,7 +64,8 @@ void SharedObjects::end(const Segment::Key& key, const std::function<void()>& fi
 class Shared::Impl::Offer {
  public:
   Offer(const std::string& folder, const std::string& name, std::vector<int> descriptors)
-      : path_(concat(folder, "/n-", name)),
+      : folder_(folder),
+        path_(concat(folder, "/n-", name)),
         // Under another name until somebody listens: until then it looks like one of the dead.
         listener_(folder, concat("o-", Id::random().to_string().substr(0, 12))),
         descriptors_(std::move(descriptors)) {
@@ -88,6 +90,7 @@ class Shared::Impl::Offer {
       return;
     }
     ::unlink(path_.c_str());
+    ::rmdir(folder_.c_str());  // fails while others are in it
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof one);
   }
@@ -113,6 +116,7 @@ class Shared::Impl::Offer {
                 descriptors_);
   }
 
+  const std::string folder_;
   const std::string path_;
   Listener listener_;
   const std::vector<int> descriptors_;  // the object's, which outlives this
@@ -185,6 +189,32 @@ std::optional<Socket> try_connect(const std::string& path) {
   }
 }
 
+// False: whoever listened is gone. kTimeout.
+bool receive_offer(Socket& socket, const Deadline& deadline, OfferFrame& frame,
+                   std::vector<UniqueFd>& received) {
+  try {
+    socket.require_same_user();
+    socket.receive(std::as_writable_bytes(std::span(&frame, 1)), deadline, &received);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kPeerLost) return false;
+    throw;
+  }
+}
+
+// Somebody offers something there, or will not say so in time. A process that is killed may accept
+// connections for a moment more.
+bool is_offered(const std::string& path) {
+  try {
+    auto socket = try_connect(path);
+    OfferFrame frame;
+    std::vector<UniqueFd> received;
+    return socket && receive_offer(*socket, Deadline::after(kOfferPatience), frame, received);
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 // Names that nobody listens behind.
 void sweep(const std::string& folder) {
   DIR* const open = ::opendir(folder.c_str());
@@ -196,14 +226,9 @@ void sweep(const std::string& folder) {
   }
   ::closedir(open);
   for (const std::string& path : paths) {
-    try {
-      if (!try_connect(path)) {
-        log_info("removed ", path, ": no process offers it");
-        ::unlink(path.c_str());
-      }
-    } catch (const Error&) {
-      // It is slow, so it lives.
-    }
+    if (is_offered(path)) continue;
+    log_info("removed ", path, ": no process offers it");
+    ::unlink(path.c_str());
   }
 }
 
@@ -230,11 +255,10 @@ Shared open(const std::string& name, const Deadline& deadline) {
   check_name("open", name);
   const std::string path = concat(folder_of_names(), "/n-", name);
   for (;;) {
-    if (auto socket = try_connect(path)) {
-      socket->require_same_user();
-      OfferFrame frame;
-      std::vector<UniqueFd> received;
-      socket->receive(std::as_writable_bytes(std::span(&frame, 1)), deadline, &received);
+    auto socket = try_connect(path);
+    OfferFrame frame;
+    std::vector<UniqueFd> received;
+    if (socket && receive_offer(*socket, Deadline::after(kOfferPatience), frame, received)) {
       if (frame.magic != kOfferMagic || frame.descriptors != received.size() ||
           received.size() > kMostDescriptors) {
         fail(ErrorKind::kInvalidArgument, "open: what is offered as ", in_quotes(name),

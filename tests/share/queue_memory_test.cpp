@@ -358,6 +358,30 @@ TEST(QueueMemoryTest, KillsAtRandom) {
   EXPECT_LE(lost.items, static_cast<std::uint64_t>(kVictims));
 }
 
+// Far more processes than cores, which all sleep and wake each other.
+TEST(QueueMemoryTest, TwentyFourProcesses) {
+  constexpr int kItems = 100;
+  RankGroup group(24, RankMode::kProcesses);
+  Queue queue({.capacity = 4, .item_bytes = 16}, no_settle());
+  group.start([&](Rank& r) {
+    Queue mine(segment_at(r.store()->get("queue", r.deadline())), no_settle());
+    r.barrier();
+    std::int64_t sum = 0;
+    for (int i = 0; i < kItems; ++i) {
+      if (r.id() % 2 == 0) {
+        EXPECT_TRUE(put(mine, std::to_string(r.id()), r.deadline()));
+      } else {
+        sum += std::stoi(get(mine, r.deadline()).value());
+      }
+    }
+    r.store()->add("sum", sum);
+    r.barrier();
+    EXPECT_EQ(r.store()->add("sum", 0), kItems * 11 * 12);  // 0 + 2 + ... + 22
+  });
+  group.store()->set("queue", address_of(queue.segment()));
+  group.join();
+}
+
 // A process that left items and ended: they are there. The last one settles what nobody took.
 TEST(QueueMemoryTest, TheLastOneSettles) {
   RankGroup group(1, RankMode::kProcesses);
