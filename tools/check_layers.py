@@ -75,6 +75,7 @@ PUBLIC_HEADERS = {
     "averager.h": "ddp",
     "mixed_precision.h": "ddp",
     "sharded_optimizer.h": "ddp",
+    "elastic.h": "ddp",
     "optimizer_in_backward.h": "ddp",
     "rpc.h": "rpc",
     "autograd.h": "autograd",

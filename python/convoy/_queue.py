@@ -1,0 +1,150 @@
+"""Queues and events between processes."""
+
+import queue as _queue
+from multiprocessing import reduction
+
+from convoy import _C
+from convoy._share import DEFAULT_TIMEOUT, _from_values, _shared_kinds, _to_values
+
+_UNBOUNDED = 8192  # messages
+
+
+class _SharedObject:
+    """What Queue and Event have in common: how other processes get them."""
+
+    _kind: type
+
+    def __init__(self, shared) -> None:
+        self._shared = shared
+
+    @classmethod
+    def _of(cls, shared: _C.Shared):
+        made = cls.__new__(cls)
+        _SharedObject.__init__(made, cls._kind(shared))
+        return made
+
+    @classmethod
+    def open(cls, name: str, timeout: float = DEFAULT_TIMEOUT):
+        """What a process of this user offers by that name; waits until one does."""
+        return cls._of(_C.open_shared(name, timeout))
+
+    def offer(self, name: str) -> None:
+        """Other processes of this user can open() it by that name as long as this one has it."""
+        _C.offer(self._shared, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SharedObject) and self._shared == other._shared
+
+    __hash__ = object.__hash__
+
+    def __reduce__(self):
+        return _adopt, (type(self), [reduction.DupFd(fd) for fd in self._shared.descriptors()])
+
+
+def _adopt(kind: type, descriptors: list) -> _SharedObject:
+    return kind._of(_C.Shared.adopt([descriptor.detach() for descriptor in descriptors]))
+
+
+class Queue(_SharedObject):
+    """As torch.multiprocessing.Queue, which it can stand in for; C++ has it as convoy::share::Queue.
+
+    Any number of processes put and get. Tensors are not copied but shared, and stay valid when the
+    process that put them has ended. There is no feeder thread: what cannot be sent raises in put().
+    Without a maxsize, 8192 messages have room.
+
+    An argument of a process that multiprocessing or convoy.spawn starts, an object for a Channel, or
+    known by a name: offer() and open().
+
+    copy_below: private tensors of at most so many bytes are copied in and out, not shared.
+    """
+
+    _kind = _C.Queue
+
+    def __init__(self, maxsize: int = 0, *, item_bytes: int = 1024, copy_below: int = 0, ctx=None) -> None:
+        del ctx  # as multiprocessing's
+        super().__init__(_C.Queue(maxsize if maxsize > 0 else _UNBOUNDED, item_bytes, copy_below))
+        self._closed = False
+
+    def put(self, obj: object, block: bool = True, timeout: float | None = None) -> None:
+        """Raises queue.Full; convoy.Error "peer lost" after shutdown()."""
+        if getattr(self, "_closed", False):
+            raise ValueError(f"Queue {self!r} is closed")
+        if not self._shared.put(_to_values(obj), _seconds(block, timeout)):
+            raise _queue.Full
+
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        """Raises queue.Empty; convoy.Error "peer lost" after shutdown(), when nothing is left."""
+        found = self._shared.get_many(1, _seconds(block, timeout))
+        if not found:
+            raise _queue.Empty
+        return _from_values(found[0])
+
+    def put_nowait(self, obj: object) -> None:
+        self.put(obj, False)
+
+    def get_nowait(self) -> object:
+        return self.get(False)
+
+    def put_many(self, objects, timeout: float | None = None) -> int:
+        """In order; how many were put in time."""
+        return self._shared.put_many([_to_values(obj) for obj in objects], timeout)
+
+    def get_many(self, most: int, timeout: float | None = None) -> list:
+        """All that are there, waiting for one; an empty list if none came in time."""
+        return [_from_values(values) for values in self._shared.get_many(most, timeout)]
+
+    def qsize(self) -> int:
+        return self._shared.size()
+
+    def empty(self) -> bool:
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        return self.qsize() >= self._shared.capacity()
+
+    def lost(self) -> tuple[int, str]:
+        """How many messages went with processes that ended in put() or get(), and the latest one."""
+        return self._shared.lost()
+
+    def shutdown(self) -> None:
+        """For all processes: nothing can be put any more; what is there can still be taken."""
+        self._shared.close()
+
+    def close(self) -> None:
+        """This object puts no more; other processes still can."""
+        self._closed = True
+
+    def join_thread(self) -> None:
+        """There is no thread."""
+
+    def cancel_join_thread(self) -> None:
+        """There is no thread."""
+
+
+class Event(_SharedObject):
+    """As multiprocessing.Event; C++ has it as convoy::share::Event."""
+
+    _kind = _C.Event
+
+    def __init__(self, *, ctx=None) -> None:
+        del ctx
+        super().__init__(_C.Event())
+
+    def is_set(self) -> bool:
+        return self._shared.is_set()
+
+    def set(self) -> None:
+        self._shared.set()
+
+    def clear(self) -> None:
+        self._shared.clear()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._shared.wait(timeout)
+
+
+def _seconds(block: bool, timeout: float | None) -> float | None:
+    return timeout if block else 0.0
+
+
+_shared_kinds.update({Queue: "queue", Event: "event"})

@@ -1,0 +1,216 @@
+"""Queues and events: as torch.multiprocessing's, between threads and processes."""
+
+import gc
+import os
+import queue
+import signal
+import threading
+import unittest
+
+import torch
+import torch.multiprocessing as mp
+
+import convoy
+import ranks
+
+LIMIT = 60
+
+
+def expect_nothing_held(case):
+    gc.collect()
+    usage = convoy.share_usage()
+    case.assertEqual((usage["blocks"], usage["foreign"]), (0, 0), usage)
+
+
+class QueueTest(unittest.TestCase):
+    def tearDown(self):
+        expect_nothing_held(self)
+
+    def test_objects(self):
+        q = convoy.Queue()
+        for value in (None, True, 7, 2**70, 1.5, "text", b"bytes", (1, "two", None), (), [1, 2], {"key": [1, {2}]}):
+            q.put(value)
+            got = q.get()
+            self.assertEqual(got, value)
+            self.assertIs(type(got), type(value))
+        tensor = torch.zeros(2, 3)
+        q.put({"row": tensor[0], "all": tensor})
+        got = q.get()
+        got["row"].fill_(5)
+        self.assertEqual(tensor.sum().item(), 15)
+        self.assertEqual(got["all"].data_ptr(), tensor.data_ptr())
+        parameter = torch.nn.Parameter(torch.ones(3))
+        q.put([parameter, "x" * 100_000])
+        got, text = q.get()
+        self.assertIs(type(got), torch.nn.Parameter)
+        self.assertEqual(len(text), 100_000)
+        with self.assertRaisesRegex(convoy.Error, "detach"):  # here, not in a thread
+            q.put(torch.ones(2, requires_grad=True) * 2)
+
+    def test_limits(self):
+        q = convoy.Queue(2)
+        with self.assertRaises(queue.Empty):
+            q.get(timeout=0.01)
+        with self.assertRaises(queue.Empty):
+            q.get_nowait()
+        self.assertTrue(q.empty())
+        q.put(1)
+        q.put_nowait(torch.ones(2))
+        self.assertTrue(q.full())
+        self.assertEqual(q.qsize(), 2)
+        with self.assertRaises(queue.Full):
+            q.put(3, timeout=0.01)
+        with self.assertRaises(queue.Full):
+            q.put_nowait(3)
+        self.assertEqual(q.get(), 1)
+        self.assertEqual(q.put_many([5, 6, 7], timeout=0.01), 1)
+        self.assertEqual([v if isinstance(v, int) else v.tolist() for v in q.get_many(10)], [[1, 1], 5])
+        self.assertEqual(q.get_many(10, timeout=0.01), [])
+        q.close()
+        q.join_thread()
+        with self.assertRaises(ValueError):
+            q.put(1)
+        self.assertEqual(q.lost()[0], 0)
+
+    def test_shutdown(self):
+        q = convoy.Queue()
+        q.put("last")
+        q.shutdown()
+        self.assertEqual(q.get(), "last")
+        for call in (q.get, lambda: q.put(1)):
+            with self.assertRaises(convoy.Error) as caught:
+                call()
+            self.assertEqual(caught.exception.kind, "peer lost")
+
+    def test_threads(self):
+        q, back = convoy.Queue(4), convoy.Queue()
+
+        def work():
+            while (value := q.get()) is not None:
+                back.put(value[0].item())
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for i in range(100):
+            q.put(torch.full((3,), i))
+        for _ in threads:
+            q.put(None)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(sorted(back.get() for _ in range(100)), list(range(100)))
+
+    def test_signals_end_waits(self):
+        class Ended(Exception):
+            pass
+
+        def end(*_):
+            raise Ended
+
+        before = signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with self.assertRaises(Ended):
+            convoy.Queue().get()
+        signal.signal(signal.SIGALRM, before)
+
+
+def fill(inbox, outbox):
+    while (tensor := inbox.get(timeout=LIMIT)) is not None:
+        tensor.fill_(4)
+        outbox.put("filled")
+
+
+def produce(q):
+    q.put({"own": torch.full((1000,), 2.0), "pid": os.getpid()})
+
+
+def hold(q, event):
+    q.put(torch.ones(3))
+    event.set()
+    signal.pause()
+
+
+def serve(end):
+    job = end.receive(LIMIT)
+    job["event"].set()
+    job["queue"].put(job["tensor"] + 1)
+
+
+def take_by_name(name):
+    convoy.Queue.open(name, LIMIT).put("found")
+
+
+class ProcessTest(unittest.TestCase):
+    def tearDown(self):
+        expect_nothing_held(self)
+
+    def test_as_argument(self):
+        """test_fd_sharing of PyTorch, with fork and spawn."""
+        for method in ("fork", "spawn"):
+            context = mp.get_context(method)
+            there, back = convoy.Queue(3), convoy.Queue(3)
+            child = context.Process(target=fill, args=(there, back))
+            child.start()
+            for _ in range(10):
+                tensor = torch.zeros(5, 5)
+                there.put(tensor[:, 1])
+                self.assertEqual(back.get(timeout=LIMIT), "filled")
+                self.assertEqual(tensor.sum().item(), 20)
+            there.put(None)
+            child.join(LIMIT)
+            self.assertEqual(child.exitcode, 0)
+
+    def test_producer_has_ended(self):
+        for method in ("fork", "spawn"):
+            q = convoy.Queue()
+            child = mp.get_context(method).Process(target=produce, args=(q,))
+            child.start()
+            child.join(LIMIT)
+            self.assertEqual(child.exitcode, 0)
+            got = q.get(timeout=LIMIT)
+            self.assertEqual((got["own"].sum().item(), got["pid"]), (2000, child.pid))
+            del got
+
+    def test_killed_process(self):
+        q, event = convoy.Queue(2), convoy.Event()
+        child = mp.get_context("fork").Process(target=hold, args=(q, event))
+        child.start()
+        self.assertTrue(event.wait(LIMIT))
+        child.kill()
+        child.join(LIMIT)
+        self.assertEqual(q.get(timeout=LIMIT).tolist(), [1, 1, 1])
+        self.assertEqual(q.lost()[0], 0)
+
+    def test_over_channel(self):
+        mine, theirs = convoy.channel()
+        child = mp.get_context("spawn").Process(target=serve, args=(theirs,))
+        child.start()
+        theirs.close()
+        q, event = convoy.Queue(), convoy.Event()
+        mine.send({"queue": q, "event": event, "tensor": torch.ones(2)})
+        self.assertEqual(q.get(timeout=LIMIT).tolist(), [2, 2])
+        self.assertTrue(event.wait(LIMIT))
+        event.clear()
+        self.assertFalse(event.wait(0.001))
+        child.join(LIMIT)
+        a, b = convoy.channel()
+        a.send((q, 3))
+        same, three = b.receive()
+        self.assertEqual((same, three), (q, 3))
+        self.assertIs(type(same), convoy.Queue)
+
+    def test_by_name(self):
+        q = convoy.Queue()
+        q.offer("queue-test")
+        child = mp.get_context("fork").Process(target=take_by_name, args=("queue-test",))
+        child.start()
+        self.assertEqual(q.get(timeout=LIMIT), "found")
+        child.join(LIMIT)
+        with self.assertRaises(convoy.Error) as caught:
+            convoy.Event.open("queue-test", 1)
+        self.assertEqual(caught.exception.kind, "invalid argument")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ranks.main()
