@@ -35,6 +35,7 @@
 #include "convoy/averager.h"
 #include "convoy/ddp.h"
 #include "convoy/ddp_stats.h"
+#include "convoy/elastic.h"
 #include "convoy/hooks.h"
 #include "convoy/join.h"
 #include "convoy/mixed_precision.h"

@@ -433,9 +433,16 @@ int Reducer::update_process_group(ProcessGroup group) {
   impl_->prepare_change();
   auto made = std::make_shared<Impl>(impl_->tensors(), std::move(group), impl_->options());
   impl_->take_hooks_off();
-  const auto old = std::exchange(impl_, std::move(made));
-  impl_->hook_up();
-  return impl_->take_over(*old);
+  auto old = std::exchange(impl_, std::move(made));
+  try {
+    impl_->hook_up();
+    return impl_->take_over(*old);
+  } catch (...) {  // as before, so that it can be tried with yet another one
+    impl_->take_hooks_off();
+    impl_ = std::move(old);
+    impl_->hook_up();
+    throw;
+  }
 }
 void Reducer::set_reduce(GradReduce reduce) { impl_->set_reduce(reduce); }
 const std::vector<at::Tensor>& Reducer::parameters() const { return impl_->tensors(); }

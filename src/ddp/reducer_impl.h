@@ -77,7 +77,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void prepare_change();
   // What users have registered with the reducer in whose place this one comes. Collective. Returns
   // the rank that has made most backwards, whose parameters all have now.
-  int take_over(Impl& old);
+  int take_over(const Impl& old);
 
   // Setters, statistics: reducer_checks.cpp, reducer_sparse.cpp.
   void set_static_graph();

@@ -103,11 +103,11 @@ void Reducer::Impl::prepare_change() {
   for (const auto& port : ports_) port->leave_group();
 }
 
-int Reducer::Impl::take_over(Impl& old) {
-  hook_ = std::move(old.hook_);
-  consumers_ = std::move(old.consumers_);
-  begins_ = std::move(old.begins_);
-  ends_ = std::move(old.ends_);
+int Reducer::Impl::take_over(const Impl& old) {
+  hook_ = old.hook_;
+  consumers_ = old.consumers_;
+  begins_ = old.begins_;
+  ends_ = old.ends_;
   alone_ = size_ == 1 && !hook_ && consumers_.empty();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     for (const GradConsumer& consumer : consumers_) {
@@ -117,8 +117,6 @@ int Reducer::Impl::take_over(Impl& old) {
     tensors_[i].mutable_grad().reset();
   }
   timeline_.set_sample_rate(old.timeline_.sample_rate());
-  const auto ports = std::exchange(old.ports_, {});
-
   const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(old.stats_.backwards), at::kLong);
   const at::Tensor all = group_.all_gather(mine);
   const auto* const counts = all.const_data_ptr<std::int64_t>();
@@ -126,7 +124,7 @@ int Reducer::Impl::take_over(Impl& old) {
   stats_.backwards = static_cast<std::uint64_t>(counts[root]);
   stats_.skipped = old.stats_.skipped;
   if (size_ > 1) broadcast_coalesced(group_, tensors_, {.root = root});
-  for (const auto& port : ports) port->enter_group(shared_from_this(), root);
+  for (const auto& port : old.ports_) port->enter_group(shared_from_this(), root);
   return root;
 }
 

@@ -288,8 +288,33 @@ void ShardedOptimizerBase::Impl::leave_group() {
   for (const Member& member : members_) member.parameter.unsafeGetTensorImpl()->bump_version();
 }
 
-// Members of `before` that are none of the new group need not come; their memory is still mapped.
+// If it fails, the shards of the group before are still there, for the next one.
 void ShardedOptimizerBase::Impl::enter_group(const std::shared_ptr<Reducer::Impl>& reducer,
+                                             int root) {
+  const auto members = members_;
+  const auto layout = layout_;
+  const auto state = state_, memory = memory_;
+  const auto group = group_;
+  const auto shares = shares_;
+  const auto stats = stats_;
+  const auto before = reducer_;
+  try {
+    move_shards(reducer, root);
+  } catch (...) {
+    members_ = members;
+    layout_ = layout;
+    state_ = state;
+    memory_ = memory;
+    group_ = group;
+    shares_ = shares;
+    stats_ = stats;
+    reducer_ = before;
+    throw;
+  }
+}
+
+// Ranks that are not in the new group need not come; their memory is still mapped.
+void ShardedOptimizerBase::Impl::move_shards(const std::shared_ptr<Reducer::Impl>& reducer,
                                              int root) {
   const at::NoGradGuard no_grad;
   const ShardLayout old_layout = std::exchange(layout_, {});

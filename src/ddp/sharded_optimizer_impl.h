@@ -113,6 +113,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   // --- shard_state.cpp ---
   void move_in();
   void hold(Member& member);
+  void move_shards(const std::shared_ptr<Reducer::Impl>& reducer, int root);
   bool must_grow() const;
   void make_state(const std::vector<ShardLayout::Item>& items);
   void put_state(std::size_t member, std::size_t state, const at::Tensor& whole);
