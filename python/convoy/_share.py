@@ -25,15 +25,33 @@ def _as_sent(kind: type, tensor: torch.Tensor) -> torch.Tensor:
     return Parameter(tensor.detach(), tensor.requires_grad) if kind is Parameter else tensor
 
 
+# Queues and events: values of their own, by the name of their kind.
+_shared_kinds: dict[type, str] = {}
+
+
+def _of_shared(value):
+    if isinstance(value, _C.Shared):
+        return next((kind._of(value) for kind, name in _shared_kinds.items() if name == value.kind), value)
+    return value
+
+
+# Types that in our messages are reduced as they say themselves, not as multiprocessing was told to.
+_message_kinds: set[type] = set()
+
+
 class _Pickler(pickle.Pickler):
     """Tensors become values of the message beside the pickle."""
 
     def __init__(self, file, tensors):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors = tensors
-        self.dispatch_table = reduction.ForkingPickler(io.BytesIO()).dispatch_table
+        table = reduction.ForkingPickler(io.BytesIO()).dispatch_table
+        self.dispatch_table = {kind: reduce for kind, reduce in table.items() if kind not in _message_kinds}
 
     def persistent_id(self, value):
+        if type(value) in _shared_kinds:
+            self.tensors.append(value._shared)
+            return len(self.tensors) - 1, None
         if type(value) not in (torch.Tensor, Parameter):
             return None
         self.tensors.append(_plain(value))
@@ -47,20 +65,24 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, name):
         index, kind = name
-        return _as_sent(kind, self.tensors[index])
+        return _of_shared(self.tensors[index]) if kind is None else _as_sent(kind, self.tensors[index])
 
 
 def _is_plain(value) -> bool:
     if type(value) is int:
         return value in _INT64
-    return value is None or type(value) in (bool, float, str, bytes, torch.Tensor)
+    return value is None or type(value) in (bool, float, str, bytes, torch.Tensor) or type(value) in _shared_kinds
+
+
+def _to_value(value):
+    return value._shared if type(value) in _shared_kinds else value
 
 
 def _to_values(value) -> list:
     if _is_plain(value):
-        return [value]
+        return [_to_value(value)]
     if type(value) is tuple and len(value) != 1 and all(_is_plain(v) for v in value):
-        return list(value)
+        return [_to_value(v) for v in value]
     tensors: list[torch.Tensor] = []
     file = io.BytesIO()
     _Pickler(file, tensors).dump(value)
@@ -70,7 +92,7 @@ def _to_values(value) -> list:
 def _from_values(values: list):
     if values and isinstance(values[0], _C.PythonObject):
         return _Unpickler(io.BytesIO(values[0].pickle), values[1:]).load()
-    return values[0] if len(values) == 1 else tuple(values)
+    return _of_shared(values[0]) if len(values) == 1 else tuple(_of_shared(value) for value in values)
 
 
 class Channel:

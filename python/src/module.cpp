@@ -8,8 +8,10 @@
 #include "convoy/c10d_store.h"
 #include "convoy/error.h"
 #include "convoy/version.h"
+#include "processes.h"
 #include "python_backend.h"
 #include "python_reducer.h"
+#include "queue.h"
 #include "share.h"
 
 namespace py = pybind11;
@@ -83,6 +85,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("allocator_stats", &stats_as_dict);
   module.def("trim_allocator", &convoy::trim_allocator, py::call_guard<py::gil_scoped_release>());
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>());
+  bind_queue(module);
   bind_share(module);
+  bind_processes(module);
   module.attr("__version__") = convoy::version();
 }

@@ -28,6 +28,7 @@ struct ToPython {
   }
   py::object operator()(const at::Tensor& value) const { return py::cast(value); }
   py::object operator()(const PythonObject& value) const { return py::cast(value); }
+  py::object operator()(const share::Shared& value) const { return py::cast(value); }
 };
 
 Value to_value(py::handle object) {
@@ -42,20 +43,30 @@ Value to_value(py::handle object) {
     return share::Bytes(data, data + bytes.size());
   }
   if (py::isinstance<PythonObject>(object)) return object.cast<PythonObject>();
+  if (py::isinstance<share::Shared>(object)) return object.cast<share::Shared>();
   return object.cast<at::Tensor>();
 }
 
-void send(const Channel& channel, const py::list& values, double seconds) {
+}  // namespace
+
+Message to_message(const py::list& values) {
   Message message;
   for (const py::handle value : values) message.add(to_value(value));
-  const py::gil_scoped_release release;
-  channel.send(message, deadline_of(seconds));
+  return message;
 }
 
 py::list to_list(const Message& message) {
   py::list values;
   for (const Value& value : message) values.append(std::visit(ToPython{}, value));
   return values;
+}
+
+namespace {
+
+void send(const Channel& channel, const py::list& values, double seconds) {
+  const Message message = to_message(values);
+  const py::gil_scoped_release release;
+  channel.send(message, deadline_of(seconds));
 }
 
 py::list receive(const Channel& channel, double seconds) {

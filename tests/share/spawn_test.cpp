@@ -65,16 +65,10 @@ void ignore_sigterm(int) {
   wait_forever();
 }
 
-// test_success
-TEST_F(SpawnTest, Success) {
-  auto processes = spawn<nothing>(2);
-  EXPECT_TRUE(processes.join(soon()));
-}
-
-// test_first_argument_index
+// test_success, test_first_argument_index
 TEST_F(SpawnTest, FirstArgumentIndex) {
   EXPECT_EQ(spawned(), nullptr);
-  auto processes = spawn<check_index>(4, 4, "text");
+  auto processes = spawn<check_index>(2, 2, "text");
   EXPECT_TRUE(processes.join(soon()));
 }
 
@@ -118,7 +112,7 @@ TEST_F(SpawnTest, ExceptionAll) {
 
 // test_terminate_signal
 TEST_F(SpawnTest, TerminateSignal) {
-  auto processes = spawn<signal_one>(3);
+  auto processes = spawn<signal_one>(2);
   expect_error(ErrorKind::kPeerLost, "process 0", [&] { processes.join(soon()); });
   const auto failures = processes.failures();
   ASSERT_EQ(failures.size(), 1U);
@@ -128,7 +122,7 @@ TEST_F(SpawnTest, TerminateSignal) {
 
 // test_terminate_exit
 TEST_F(SpawnTest, TerminateExit) {
-  auto processes = spawn<exit_one>(3);
+  auto processes = spawn<exit_one>(2);
   expect_error(ErrorKind::kPeerLost, "exit code 123", [&] { processes.join(soon()); });
   EXPECT_EQ(processes.failures().at(0).exit_code, 123);
 }
@@ -284,7 +278,7 @@ int hang(int x) {
 }
 
 TEST_F(ProcessPoolTest, OrderedResults) {
-  ProcessPool pool(3);
+  ProcessPool pool(2);
   std::vector<int> items(50);
   std::iota(items.begin(), items.end(), 20);
   const auto squares = pool.map<square>(items);
