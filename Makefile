@@ -112,7 +112,7 @@ bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/
 	@bench/ddp.py
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
-	@bench/share.py; share=$$?; bench/processes.py && exit $$share
+	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed
 
 soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
 	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \

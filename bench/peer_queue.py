@@ -14,15 +14,14 @@ import torch.multiprocessing as mp
 SMALL, LARGE = 256, 262_144
 
 
-def produce(queue, ready, go, items, floats):
+def produce(queue, ready, go, end, items, floats):
     torch.set_num_threads(1)
     ready.release()
     go.wait()
     for _ in range(items):
         queue.put(torch.ones(floats))
     queue.put(None)
-    go.clear()
-    go.wait()  # what torch shares goes with its process
+    end.wait()  # what torch shares goes with its process
 
 
 def consume(queue, ready, go, done):
@@ -37,8 +36,9 @@ def consume(queue, ready, go, done):
 
 def crowd(context, queue, items):
     """Two producers, two consumers."""
-    ready, go, done = context.Semaphore(0), context.Event(), context.SimpleQueue()
-    children = [context.Process(target=produce, args=(queue, ready, go, items, SMALL), daemon=True)
+    ready, done = context.Semaphore(0), context.SimpleQueue()
+    go, end = context.Event(), context.Event()
+    children = [context.Process(target=produce, args=(queue, ready, go, end, items, SMALL), daemon=True)
                 for _ in range(2)]
     children += [context.Process(target=consume, args=(queue, ready, go, done), daemon=True)
                  for _ in range(2)]
@@ -51,10 +51,9 @@ def crowd(context, queue, items):
     received = sum(done.get() for _ in range(2))
     us = 1e6 * (time.perf_counter() - start) / (2 * items)
     assert received == 2 * items
-    go.set()
+    end.set()
     for child in children:
-        child.join(1)
-        child.terminate()
+        child.join()
     return us
 
 

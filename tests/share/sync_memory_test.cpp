@@ -16,6 +16,27 @@ using convoy::test::expect_error;
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
+TEST(RobustMutexTest, GoesOnWhenItsHolderEnds) {
+  const auto mutex = std::make_unique<RobustMutex>();
+  mutex->init();
+  const auto past = Deadline::after(std::chrono::seconds(0));
+  EXPECT_EQ(mutex->lock(past), RobustMutex::Taken::kFree);
+  expect_error(ErrorKind::kInvalidArgument, "already", [&] { mutex->lock(past); });
+  std::jthread other([&] {
+    EXPECT_FALSE(mutex->try_lock());
+    EXPECT_FALSE(mutex->lock(Deadline::after(std::chrono::milliseconds(1))));
+    expect_error(ErrorKind::kInvalidArgument, "does not hold", [&] { mutex->unlock(); });
+  });
+  other.join();
+  mutex->unlock();
+  std::thread holder([&] { mutex->lock(soon()); });  // and ends
+  holder.join();
+  EXPECT_EQ(mutex->lock(soon()), RobustMutex::Taken::kFromDead);
+  mutex->unlock();
+  EXPECT_EQ(mutex->try_lock(), RobustMutex::Taken::kFree);
+  mutex->unlock();
+}
+
 TEST(EventTest, SetWaitClear) {
   EventMemory event;
   EXPECT_FALSE(event.is_set());
