@@ -13,7 +13,10 @@ namespace convoy {
 //                                  // and `import convoy` follow (CONVOY_ALLOCATOR=1)
 //
 // Pools are private memory of this process, with huge pages where the kernel has them (a forked
-// child has its own copy, as of any memory). What is freed is kept for the next step: see
+// child has its own copy, as of any memory). Only what a backward of a DistributedDataParallel
+// makes in the sizes of its parameters' gradients comes from memory that the ranks share: such a
+// `.grad` is reduced where it was made, without a copy, and a forked child sees it change. What is
+// freed is kept for the next step: see
 // allocator_stats(), trim_allocator(). All functions may be called from any thread.
 
 // From now on tensors are made there; those that exist stay where they are. Once more: nothing

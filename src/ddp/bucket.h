@@ -10,6 +10,9 @@
 
 namespace convoy {
 
+// Gradients of so many bytes are reduced where they are; smaller ones are copied into buckets.
+inline constexpr std::size_t kLeastPiece = std::size_t{64} << 10;
+
 // A tensor shaped and strided like `like` (contiguous, if that overlaps or has holes) in the memory
 // of a flat one. Autograd does not see it as a view: optimizers detach gradients in place.
 at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like);

@@ -23,10 +23,30 @@ bool averages(const ProcessGroup& group) {
   return name == "convoy" || name == "mpi";
 }
 
+namespace {
+
+at::Tensor real_numbers(const at::Tensor& flat) {
+  return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
+}
+
+}  // namespace
+
+HookResult reduce_pieces(const ProcessGroup& group, const std::vector<at::Tensor>& pieces,
+                         const at::Tensor& buffer, const GradReduce& reduce) {
+  if (pieces.empty()) return buffer;
+  const ReduceOptions options{.op = reduce.kind() == GradReduce::Kind::kMean ? ReduceOp::kAvg
+                                                                             : ReduceOp::kSum};
+  std::vector<at::Tensor> numbers;
+  numbers.reserve(pieces.size());
+  for (const at::Tensor& piece : pieces) numbers.push_back(real_numbers(piece));
+  if (numbers.size() == 1) return {group.all_reduce_async(numbers[0], options), buffer};
+  return {group.all_reduce_coalesced_async(numbers, options), buffer};
+}
+
 HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
                          const GradReduce& reduce, double weight) {
   if (buffer.numel() == 0) return buffer;
-  const at::Tensor flat = buffer.is_complex() ? at::view_as_real(buffer).view({-1}) : buffer;
+  const at::Tensor flat = real_numbers(buffer);
   switch (reduce.kind()) {
     case GradReduce::Kind::kMean:
       if (averages(group)) return {group.all_reduce_async(flat, {.op = ReduceOp::kAvg}), buffer};

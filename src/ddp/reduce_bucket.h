@@ -17,6 +17,10 @@ bool averages(const ProcessGroup& group);
 // all samples.
 HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
                          const GradReduce& reduce, double weight);
+// The same for parts of it that may lie elsewhere, each of them flat, of a group of ours. Not
+// weighted.
+HookResult reduce_pieces(const ProcessGroup& group, const std::vector<at::Tensor>& pieces,
+                         const at::Tensor& buffer, const GradReduce& reduce);
 // `gradient`, which is coalesced, becomes the result.
 void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
                             const GradReduce& reduce, double weight);

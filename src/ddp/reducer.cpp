@@ -237,6 +237,7 @@ bool Reducer::Impl::enter(Sink* sink) {
     at_end_of_backward([self] { self->end(); },
                        [self](const std::string& cause) { self->failed(cause); });
     in_backward_ = true;
+    enter_births();
     if (begins_) begins_();
     syncing_ = paused_ == 0;
     set_sums_aside();
@@ -360,6 +361,7 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
 
 void Reducer::Impl::leave() {
   in_backward_ = false;
+  if (births_) births_->leave();
   if (ends_) ends_(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
 }
 

@@ -17,6 +17,7 @@
 #include "ddp/shard_port.h"
 #include "ddp/timeline.h"
 #include "ddp/verdict.h"
+#include "tensor/births.h"
 
 namespace convoy {
 
@@ -137,9 +138,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::size_t arrival = 0;  // place among all gradients that came
     bool ready = false;       // in its slot
     bool presumed_unused = false;
-    at::Tensor kept;   // what the gradient was, if this rank has nothing to add
-    at::Tensor graph;  // the gradient with its history, under create_graph
-    at::Tensor rows;   // sparse metadata: of all ranks' gradients, sorted
+    at::Tensor kept;     // what the gradient was, if this rank has nothing to add
+    at::Tensor graph;    // the gradient with its history, under create_graph
+    at::Tensor rows;     // sparse metadata: of all ranks' gradients, sorted
+    bool stays = false;  // is reduced where it was made: its slot is not used
   };
 
   // --- a backward: reducer.cpp ---
@@ -188,6 +190,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::string where(std::size_t bucket) const;
   std::string head() const;
 
+  // --- gradients that stay where they are: reducer_pieces.cpp ---
+  void enter_births();
+  bool can_stay(std::size_t index) const;
+  std::vector<at::Tensor> pieces_of(const Bucket& bucket) const;
+  bool travels_in_pieces() const;
+
   // --- looking at rounds: reducer_checks.cpp ---
   void check_finite(std::size_t bucket);
   void check_finite_alone();
@@ -233,7 +241,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::function<void()> begins_;
   std::function<void(BackwardEnd)> ends_;
   Replicas replicas_;
-  ProcessGroup hook_group_;  // none: to be made by the next round
+  std::unique_ptr<SharedBirths> births_;  // none: gradients are not born in shared memory
+  ProcessGroup hook_group_;               // none: to be made by the next round
   std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
   std::string mixed_;  // a parameter whose summed gradient was added to behind our back
 

@@ -120,7 +120,7 @@ void Reducer::Impl::place(Bucket&& made) {
                        !gradient.requires_grad() && gradient.layout() == c10::kStrided &&
                        gradient.scalar_type() == bucket.buffer.scalar_type() &&
                        gradient.sizes().equals(bucket.slots[slot].sizes());
-    if (!moves) continue;
+    if (!moves || can_stay(i)) continue;
     bucket.slots[slot].copy_(gradient);
     gradient = bucket.handle(slot);
   }

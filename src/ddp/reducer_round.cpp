@@ -157,6 +157,8 @@ void Reducer::Impl::make_ready(std::size_t index) {
                                        ", not ", slot.scalar_type(), " of sizes ", slot.sizes())));
   }
   if (is_alias(gradient, slot)) return;
+  parameter.stays = can_stay(index);
+  if (parameter.stays) return;
   const auto start = Clock::now();
   const bool has_history = gradient.requires_grad();
   {
@@ -233,7 +235,10 @@ void Reducer::Impl::guarded(std::size_t bucket, Function function) {
 HookResult Reducer::Impl::start(std::size_t index) {
   Bucket& bucket = buckets_[index];
   if (!hook_) {
-    HookResult result = reduce_bucket(group_, bucket.buffer, options_.reduce, weight_);
+    HookResult result =
+        travels_in_pieces()
+            ? reduce_pieces(group_, pieces_of(bucket), bucket.buffer, options_.reduce)
+            : reduce_bucket(group_, bucket.buffer, options_.reduce, weight_);
     const double scale = join_scale();
     if (scale == 1) return result;
     return std::move(result).then([scale](const at::Tensor& mean) { return mean.mul_(scale); });
@@ -352,6 +357,7 @@ void Reducer::Impl::take_results() {
   for (const auto& port : ports_) port->drain();
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
+    if (bucket.deferred) timeline_.done(index);
     if (!bucket.result) continue;
     at::Tensor result;
     try {
@@ -409,6 +415,7 @@ void Reducer::Impl::write_back(std::size_t index) {
     if (parameter.kept.defined()) gradient.copy_(parameter.kept);
     return;
   }
+  if (parameter.stays) return;
   if (parameter.dropped) {
     gradient.reset();
   } else if (parameter.graph.defined()) {
@@ -460,6 +467,7 @@ void Reducer::Impl::close(Outcome outcome) {
     parameter.kept.reset();
     parameter.graph.reset();
     parameter.rows.reset();
+    parameter.stays = false;
   }
   for (Bucket& bucket : buckets_) bucket.result.reset();
   for (const auto& port : ports_) port->closed();

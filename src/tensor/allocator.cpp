@@ -11,6 +11,7 @@
 #include "base/guarded.h"
 #include "base/quote.h"
 #include "os/memory_pool.h"
+#include "tensor/births.h"
 
 namespace convoy {
 namespace {
@@ -26,13 +27,18 @@ void report(void* data, std::ptrdiff_t change) {
 
 void release(void* data) {
   auto& pool = MemoryPool::instance();
-  if (data != nullptr) report(data, -static_cast<std::ptrdiff_t>(pool.size_of(data)));
+  if (data == nullptr) return;
+  if (!pool.owns(data) && SharedBirths::free(data)) return;
+  report(data, -static_cast<std::ptrdiff_t>(pool.size_of(data)));
   pool.free(data);
 }
 
 class StepAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
+    if (void* const shared = SharedBirths::allocate(bytes)) {
+      return {shared, shared, &release, kCpu};
+    }
     void* const data = MemoryPool::instance().allocate(bytes);
     c10::DataPtr owned(data, data, &release, kCpu);
     if (data != nullptr) {

@@ -473,6 +473,32 @@ TEST(ShardedOptimizerTest, WithEverythingElse) {
   }
 }
 
+// All backwards inside of no_sync(), also before there are buckets: step() reduces.
+TEST(ShardedOptimizerTest, StepsWithoutAReducedBackward) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = make_net(), other = make_net();
+    DistributedDataParallel model(net, world), plain(other, world);
+    ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1);
+    optim::SGD reference(other->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      {
+        const auto one = model.no_sync(), two = plain.no_sync();
+        for (int part = 0; part < 2; ++part) {
+          model(input_of(r.id(), 2 * step + part, {4, 6})).pow(2).mean().backward();
+          plain(input_of(r.id(), 2 * step + part, {4, 6})).pow(2).mean().backward();
+        }
+      }
+      optimizer.step();
+      plain.sync_gradients();
+      reference.step();
+      reference.zero_grad();
+      expect_close_parameters(*net, *other);
+      expect_equal_on_all(world, net->parameters());
+    }
+    EXPECT_EQ(model.reducer().stats().backwards, 1U);
+  });
+}
+
 // On a backend whose ranks share no memory: reduced in backward, gathered after the step.
 TEST(ShardedOptimizerTest, OverABackendOfSomebodyElses) {
   run_ranks(3, [](Rank& r, const ProcessGroup&) {

@@ -1,0 +1,132 @@
+// Gradients that are born in shared memory, with the step allocator.
+#include "convoy/allocator.h"
+#include "ddp/support.h"
+#include "tensor/memory.h"
+
+namespace convoy::test {
+namespace {
+
+using torch::nn::Linear;
+
+torch::nn::Sequential make_net() {
+  return seeded(5, [] {
+    return torch::nn::Sequential(Linear(8, 256), torch::nn::Tanh(), Linear(256, 128),
+                                 torch::nn::Tanh(), Linear(128, 256));
+  });
+}
+
+at::Tensor loss_of(auto& module, int rank, int step) {
+  return module(random(static_cast<std::uint64_t>(100 * step + rank), {4, 8})).pow(2).mean();
+}
+
+// Ranks that are processes: the allocator is one for all threads.
+void run_processes(int size, const std::function<void(Rank&, const ProcessGroup&)>& function) {
+  RankGroup(size, RankMode::kProcesses).run([&](Rank& r) { function(r, make_world(r)); });
+}
+
+// The mean over ranks, computed by this one alone.
+std::vector<at::Tensor> expected_gradients(int ranks, int step) {
+  auto net = make_net();
+  const auto forward = [&](const at::Tensor& x) { return net->forward(x); };
+  for (int r = 0; r < ranks; ++r) (loss_of(forward, r, step) / ranks).backward();
+  return gradients_of(*net);
+}
+
+void expect_gradients_of_step(const torch::nn::Module& net, int ranks, int step) {
+  const auto expected = expected_gradients(ranks, step);
+  const auto actual = gradients_of(net);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) expect_close(actual[i], expected[i]);
+}
+
+bool is_born_shared(const at::Tensor& gradient) {
+  return is_shared_memory(gradient) && gradient.storage().nbytes() == gradient.nbytes();
+}
+
+TEST(BirthsTest, GradientsAreReducedWhereTheyAre) {
+  run_processes(3, [](Rank& r, const ProcessGroup& world) {
+    install_allocator();
+    for (const Mode& mode : modes()) {
+      SCOPED_TRACE(mode.name);
+      auto net = make_net();
+      DistributedDataParallel model(net, world, mode.options);
+      for (int step = 0; step < 4; ++step) {
+        net->zero_grad();
+        loss_of(model, r.id(), step).backward();
+        expect_gradients_of_step(*net, 3, step);
+        expect_equal_on_all(world, gradients_of(*net));
+        for (const auto& parameter : net->parameters()) {
+          const bool large = parameter.nbytes() >= 64 << 10;
+          EXPECT_EQ(is_born_shared(parameter.grad()), large) << parameter.sizes();
+        }
+      }
+    }
+    EXPECT_FALSE(is_shared_memory(at::empty({256, 128})));  // outside of a backward
+  });
+}
+
+// What a rank has is its own affair.
+TEST(BirthsTest, OnlySomeRanksHaveTheAllocator) {
+  run_processes(3, [](Rank& r, const ProcessGroup& world) {
+    if (r.id() == 1) install_allocator();
+    auto net = make_net();
+    DistributedDataParallel model(net, world);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      loss_of(model, r.id(), step).backward();
+      expect_gradients_of_step(*net, 3, step);
+    }
+    EXPECT_EQ(is_born_shared(net->parameters()[2].grad()), r.id() == 1);
+  });
+}
+
+// Gradients that are added to stay where they are; those that a user made are copied.
+TEST(BirthsTest, AccumulatedAndReplaced) {
+  run_processes(2, [](Rank& r, const ProcessGroup& world) {
+    install_allocator();
+    auto net = make_net();
+    DistributedDataParallel model(net, world);
+    const auto loss = [&](int step) { return loss_of(model, r.id(), step); };
+    {
+      const auto scope = model.no_sync();
+      loss(0).backward();
+    }
+    loss(1).backward();
+    const auto first = expected_gradients(2, 0), second = expected_gradients(2, 1);
+    auto actual = gradients_of(*net);
+    for (std::size_t i = 0; i < actual.size(); ++i) expect_close(actual[i], first[i] + second[i]);
+    EXPECT_TRUE(is_born_shared(net->parameters()[2].grad()));
+
+    net->zero_grad(/*set_to_none=*/false);
+    loss(2).backward();
+    expect_gradients_of_step(*net, 2, 2);
+    EXPECT_TRUE(is_born_shared(net->parameters()[2].grad()));
+
+    net->zero_grad();
+    for (const auto& parameter : net->parameters()) {
+      parameter.mutable_grad() = at::zeros_like(parameter);
+    }
+    loss(3).backward();
+    expect_gradients_of_step(*net, 2, 3);
+    expect_equal_on_all(world, gradients_of(*net));
+  });
+}
+
+// Whoever needs gradients in their bucket gets them there.
+TEST(BirthsTest, WithAHook) {
+  run_processes(2, [](Rank& r, const ProcessGroup& world) {
+    install_allocator();
+    auto net = make_net();
+    DistributedDataParallel model(net, world);
+    model.register_comm_hook(hooks::all_reduce);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      loss_of(model, r.id(), step).backward();
+      expect_gradients_of_step(*net, 2, step);
+    }
+    EXPECT_FALSE(is_born_shared(net->parameters()[2].grad()));
+  });
+}
+
+}  // namespace
+}  // namespace convoy::test
