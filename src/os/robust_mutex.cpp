@@ -1,5 +1,6 @@
 #include "os/robust_mutex.h"
 
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -9,17 +10,23 @@
 namespace convoy {
 namespace {
 
-timespec to_timespec(std::chrono::nanoseconds since_epoch) {
+[[maybe_unused]] timespec to_timespec(std::chrono::nanoseconds since_epoch) {
   const auto count = std::max<std::int64_t>(since_epoch.count(), 0);
   return {static_cast<time_t>(count / 1'000'000'000), static_cast<long>(count % 1'000'000'000)};
 }
 
 int lock_until(pthread_mutex_t* mutex, const Deadline& deadline) {
 #if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer does not know pthread_mutex_clocklock.
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const timespec until = to_timespec(now + deadline.remaining());
-  return pthread_mutex_timedlock(mutex, &until);
+  // ThreadSanitizer does not know pthread_mutex_clocklock, and of pthread_mutex_timedlock not that
+  // the holder may have died; so it is tried until the deadline.
+  for (;;) {
+    const int result = pthread_mutex_trylock(mutex);
+    if (result != EBUSY) return result;
+    if (deadline.expired()) break;
+    sched_yield();
+  }
+  const timespec past{};
+  return pthread_mutex_timedlock(mutex, &past);  // tells whether it is this thread's own
 #else
   const timespec until = to_timespec(deadline.when().time_since_epoch());
   return pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until);

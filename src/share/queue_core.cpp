@@ -28,7 +28,7 @@ std::vector<int> QueueCore::descriptors() const {
 
 // Under the lock of the memory. What no item needs, and whose owner has ended or given it back, is
 // dropped: it would keep that memory as long as the queue lives.
-void QueueCore::prune() {
+void QueueCore::prune(bool departed) {
   std::set<std::pair<std::uint64_t, std::uint64_t>> needed;
   memory_.for_each_item([&](std::string_view item) {
     try {
@@ -44,7 +44,7 @@ void QueueCore::prune() {
     if (entry.owner == own_process_word()) {
       return Depot::instance().find({entry.device, entry.inode}) != nullptr;
     }
-    return is_running(entry.owner);
+    return !departed || is_running(entry.owner);
   };
   if (store_.prune(keep) > 0) memory_.next_epoch();
 }
@@ -58,10 +58,8 @@ void QueueCore::deposit(const std::shared_ptr<Region>& region, std::uint32_t epo
   if (deposited->regions.contains(region->serial())) return;
   memory_.exclusively([&] {
     const std::uint32_t departures = memory_.departures();
-    if (departures != deposited->departures) {
-      prune();
-      deposited->departures = departures;
-    }
+    prune(departures != deposited->departures);
+    deposited->departures = departures;
     if (store_.find(region->key())) return;
     store_.add({.device = region->key().device,
                 .inode = region->key().inode,

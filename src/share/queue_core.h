@@ -35,7 +35,8 @@ class QueueCore {
  private:
   void leave_blocks(const WireMessage& message, std::uint32_t& number,
                     std::atomic<std::uint32_t>& progress);
-  void prune();
+  // `departed`: processes have left or died since the last time.
+  void prune(bool departed);
 
   QueueMemory memory_;
   DescriptorStore store_;  // under the lock of the memory

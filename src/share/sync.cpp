@@ -1,4 +1,5 @@
 // Events, barriers and locks as objects of this process.
+#include <concepts>
 #include <new>
 
 #include "base/error.h"

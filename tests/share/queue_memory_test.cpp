@@ -358,6 +358,105 @@ TEST(QueueMemoryTest, KillsAtRandom) {
   EXPECT_LE(lost.items, static_cast<std::uint64_t>(kVictims));
 }
 
+// As above, and beside the threads there is a process that ends at a random place of a random call,
+// also with the lock held. What it was doing may have happened or not; all else must fit.
+TEST(QueueMemoryTest, LinearizableWithKills) {
+  constexpr int kRounds = 30, kThreads = 2, kCalls = 4;
+  constexpr std::uint32_t kCapacity = 2;
+  struct Round {
+    std::atomic<std::uint32_t> ready, go, calls;
+    Call call[kCalls];
+  };
+  struct Record {
+    std::atomic<std::uint64_t> clock;
+    std::atomic<ProcessWord> victim[kRounds];
+    Round round[kRounds];
+  };
+  RankGroup group(kRounds, RankMode::kProcesses);
+  const Segment memory = Segment::create(sizeof(Record), "test");
+  std::vector<std::unique_ptr<Queue>> queues;
+  for (int i = 0; i < kRounds; ++i) {
+    queues.push_back(std::make_unique<Queue>(
+        QueueMemory::Shape{.capacity = kCapacity, .item_bytes = 16}, no_settle()));
+  }
+  // A call and how it looked from outside: `call` is there before it begins.
+  const auto make_call = [](QueueMemory& queue, Call& call, int value, bool puts,
+                            std::atomic<std::uint64_t>& clock) {
+    call = {.kind = puts ? Call::kPut : Call::kGet, .begin = clock.fetch_add(1)};
+    if (puts) {
+      call.value = value;
+      call.done = put(queue, std::to_string(value), at_once());
+    } else if (const auto item = get(queue, at_once())) {
+      call.value = std::stoi(*item);
+    }
+    call.end = clock.fetch_add(1);
+  };
+  group.start([&](Rank& r) {
+    QueueMemory mine(segment_at(r.store()->get(concat("queue", r.id()), r.deadline())),
+                     no_settle());
+    const Segment shared = segment_at(r.store()->get("record", r.deadline()));
+    auto& record = *reinterpret_cast<Record*>(shared.data());
+    auto& round = record.round[r.id()];
+    std::mt19937 random(static_cast<unsigned>(r.id()));
+    auto fuse = 1 + random() % 8;
+    mine.set_die_in_lock_for_testing([&](const char*) {
+      if (--fuse == 0) ::raise(SIGKILL);
+    });
+    record.victim[r.id()].store(own_process_word());
+    round.ready.store(1);
+    while (round.go.load() == 0) std::this_thread::yield();
+    for (std::uint32_t i = 0; i < kCalls; ++i) {
+      round.calls.store(i + 1);
+      make_call(mine, round.call[i], static_cast<int>(i), random() % 3 != 0, record.clock);
+    }
+    ::raise(SIGKILL);
+  });
+  for (int i = 0; i < kRounds; ++i) {
+    group.store()->set(concat("queue", i),
+                       address_of(queues[static_cast<std::size_t>(i)]->segment()));
+  }
+  group.store()->set("record", address_of(memory));
+  auto& record = *reinterpret_cast<Record*>(memory.data());
+  int killed = 0;
+  for (unsigned i = 0; i < kRounds && !convoy::test::in_rank(); ++i) {
+    Queue& queue = *queues[i];
+    Round& round = record.round[i];
+    const auto limit = soon();
+    while (round.ready.load() == 0 && !limit.expired()) std::this_thread::yield();
+    std::vector<std::vector<Call>> logs(kThreads, std::vector<Call>(kCalls));
+    {
+      std::vector<std::jthread> threads;
+      for (unsigned t = 0; t < kThreads; ++t) {
+        threads.emplace_back([&, t] {
+          std::mt19937 random(100 * i + t);
+          for (unsigned c = 0; c < kCalls; ++c) {
+            make_call(queue, logs[t][c], static_cast<int>(100 * (t + 1) + c), random() % 2 == 0,
+                      record.clock);
+          }
+        });
+      }
+      round.go.store(1);
+    }
+    while (is_running(record.victim[i].load()) && !limit.expired()) std::this_thread::yield();
+    std::vector<Call> calls;
+    for (const auto& log : logs) calls.insert(calls.end(), log.begin(), log.end());
+    for (std::uint32_t c = 0; c < round.calls.load(); ++c) {
+      const Call& call = round.call[c];
+      if (call.begin == 0 && call.end == 0) continue;  // it ended before it wrote
+      calls.push_back(call);
+      killed += call.end == Call::kNever ? 1 : 0;
+    }
+    for (Call last; last.kind == Call::kPut || last.value; calls.push_back(last)) {
+      make_call(queue, last, 0, false, record.clock);
+    }
+    EXPECT_TRUE(LinearizabilityCheck(calls, kCapacity).holds()) << "round " << i;
+  }
+  group.collect();
+  if (!convoy::test::in_rank()) {
+    EXPECT_GT(killed, kRounds / 4);
+  }
+}
+
 // Far more processes than cores, which all sleep and wake each other.
 TEST(QueueMemoryTest, TwentyFourProcesses) {
   constexpr int kItems = 100;

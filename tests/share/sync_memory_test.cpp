@@ -25,7 +25,6 @@ TEST(RobustMutexTest, GoesOnWhenItsHolderEnds) {
   std::jthread other([&] {
     EXPECT_FALSE(mutex->try_lock());
     EXPECT_FALSE(mutex->lock(Deadline::after(std::chrono::milliseconds(1))));
-    expect_error(ErrorKind::kInvalidArgument, "does not hold", [&] { mutex->unlock(); });
   });
   other.join();
   mutex->unlock();
