@@ -68,7 +68,7 @@ TEST(BirthsTest, GradientsAreReducedWhereTheyAre) {
 // What a rank has is its own affair.
 TEST(BirthsTest, OnlySomeRanksHaveTheAllocator) {
   run_processes(3, [](Rank& r, const ProcessGroup& world) {
-    if (r.id() == 1) install_allocator();
+    r.id() == 1 ? install_allocator() : uninstall_allocator();
     auto net = make_net();
     DistributedDataParallel model(net, world);
     for (int step = 0; step < 3; ++step) {
