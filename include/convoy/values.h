@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -76,6 +77,8 @@ void put(Message& to, const T& value, const More&... more) {
     to.add(value);
   } else if constexpr (detail::Custom<T>) {
     value.put_values(to);
+  } else if constexpr (std::convertible_to<const T&, std::string_view>) {
+    to.add(std::string(std::string_view(value)));
   } else if constexpr (std::is_enum_v<T>) {
     put(to, static_cast<std::underlying_type_t<T>>(value));
   } else if constexpr (std::unsigned_integral<T>) {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/guarded.h"
 #include "base/log.h"
+#include "os/fork_guard.h"
 #include "share/ticket.h"
 
 namespace convoy {
@@ -75,6 +76,7 @@ struct ProcessPool::Impl {
   mutable std::mutex pids_mutex;  // the pids of workers
   std::vector<Worker> workers;    // each used by one thread of a map()
   std::atomic<std::size_t> replaced{0};
+  const unsigned generation = fork_generation();
 };
 
 ProcessPool::Answer ProcessPool::Impl::ask_once(Worker& worker, std::size_t item,
@@ -132,6 +134,7 @@ ProcessPool::ProcessPool(int workers, const ProcessPoolOptions& options)
 
 ProcessPool::~ProcessPool() {
   // They hear it by the end of their channel, and end of themselves.
+  if (impl_->generation != fork_generation()) return;  // workers of the process that forked us
   try {
     for (auto& worker : impl_->workers) worker.process.channel(0).close();
     const auto until = Deadline::after(kFarewell);

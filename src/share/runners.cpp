@@ -13,8 +13,9 @@
 #include "base/error.h"
 #include "base/guarded.h"
 #include "base/log.h"
+#include "base/unique_fd.h"
 #include "convoy/spawn.h"
-#include "os/process.h"
+#include "os/file.h"
 #include "share/ticket.h"
 
 namespace convoy {
@@ -57,6 +58,15 @@ void watch_parent(UniqueFd parent) {
     ::kill(::getpid(), SIGKILL);
   }).detach();  // ends with the process
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// A ticket that somebody made up must not make this process kill itself.
+void require_pidfd(int fd) {
+  const auto info = read_file(concat("/proc/self/fdinfo/", fd));
+  if (!info || info->find("\nPid:") == std::string::npos) {
+    fail(ErrorKind::kInvalidArgument, "descriptor ", fd,
+         " is not that of a parent: no process of convoy's has started this one");
+  }
 }
 
 const detail::Runner& find_runner(const std::string& name) {
@@ -131,6 +141,7 @@ const Spawned* spawned() {
 const Spawned& adopt_ticket(const std::string& text) {
   if (state.load()) fail(ErrorKind::kInvalidArgument, "this process has its ticket already");
   const Ticket ticket = Ticket::parse(text);
+  require_pidfd(ticket.parent);
   watch_parent(UniqueFd(ticket.parent));
   auto* const made = new State;
   made->control = share::Channel::adopt(ticket.control);

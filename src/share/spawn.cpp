@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/unique_fd.h"
+#include "os/fork_guard.h"
 #include "os/process.h"
 #include "share/ticket.h"
 
@@ -115,12 +116,12 @@ struct Processes::Impl {
                      .death_signal = SIGCONT,
                      .own_process_group = true};
     how.arguments.push_back(ticket.to_string());
-    Worker& worker = workers[static_cast<std::size_t>(index)];
-    worker = Worker{};
+    Worker worker;
     worker.child = ChildProcess::spawn(how);
     worker.pid = worker.child.pid();
     worker.control = std::move(control);
     worker.channel = std::move(channel);
+    workers[static_cast<std::size_t>(index)] = std::move(worker);
   }
 
   // Takes note of those that have ended, after waiting for one more of them. False at the deadline.
@@ -216,6 +217,7 @@ struct Processes::Impl {
   const std::vector<std::string> environment;
   std::vector<Worker> workers;
   std::optional<ProcessFailure> thrown;  // by join()
+  const unsigned generation = fork_generation();
 };
 
 Processes::Processes(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -229,6 +231,10 @@ Processes& Processes::operator=(Processes&& other) noexcept {
 
 Processes::~Processes() {
   if (!impl_) return;
+  if (impl_->generation != fork_generation()) {  // they are children of the process that forked us
+    static_cast<void>(impl_.release());
+    return;
+  }
   try {
     impl_->terminate(std::chrono::milliseconds(0));
   } catch (...) {  // the children's own destructors kill them
@@ -280,6 +286,7 @@ void Processes::restart(int index) {
   if (!worker.ended && worker.pid != 0) {
     worker.child.kill_group(SIGKILL);
     worker.child.wait(Deadline::after(kKillLimit));
+    worker.ended = worker.ended_by_us = true;
   }
   if (self.thrown && self.thrown->index == index) self.thrown.reset();
   self.start(index);
