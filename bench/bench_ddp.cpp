@@ -2,11 +2,13 @@
 // between cases. A case is a line, rank 0 answers with JSON:
 //
 //   pids                    of the ranks
-//   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare
+//   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare, adamw_sharded
 //   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns; A and B: ddp,
 //                           find_unused_parameters, bare (not wrapped), fp16, bf16 (these comm
 //                           hooks), all with SGD; sgd_in_backward, adamw,
-//                           adamw_in_backward
+//                           adamw_in_backward, adamw_sharded; adamw_alone (the bare model with
+//                           our fused AdamW: no reduction), adamw_alone_part (this rank's part of
+//                           that update)
 //   observe MODEL COUNT     steps, and what measuring them took inside of our code, every one
 //                           sampled
 //   rounded BYTES COUNT     of COUNT means of a buffer in group memory, in turns: plain, and
@@ -29,6 +31,8 @@
 #include "convoy/ddp.h"
 #include "convoy/init.h"
 #include "convoy/optimizer_in_backward.h"
+#include "convoy/sharded_optimizer.h"
+#include "ddp/optimizer_kernels.h"
 #include "models.h"
 
 namespace bench {
@@ -36,6 +40,33 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Wrapped = convoy::DistributedDataParallel<torch::nn::SequentialImpl>;
+
+// Our fused AdamW over a whole model, or over the first `part` of each parameter.
+class FusedAdamW {
+ public:
+  FusedAdamW(const std::vector<at::Tensor>& parameters, double part) : part_(part) {
+    for (const auto& p : parameters) items_.push_back({p, at::zeros_like(p), at::zeros_like(p)});
+  }
+  void step() {
+    ++number_;
+    for (auto& [p, mean, square] : items_) {
+      const convoy::AdamMemory<float> memory{p.data_ptr<float>(), p.grad().data_ptr<float>(),
+                                             mean.data_ptr<float>(), square.data_ptr<float>(),
+                                             nullptr};
+      convoy::adam_step({.lr = 1e-4, .weight_decay = 1e-2, .number = number_}, memory,
+                        static_cast<std::size_t>(part_ * static_cast<double>(p.numel())));
+      p.mutable_grad().reset();
+    }
+  }
+
+ private:
+  struct Item {
+    at::Tensor parameter, mean, square;
+  };
+  std::vector<Item> items_;
+  double part_;
+  std::int64_t number_ = 0;
+};
 
 // A model in training: wrapped, or bare.
 class Trainer {
@@ -45,7 +76,10 @@ class Trainer {
     if (mode == "adamw") {
       optimizer_ = std::make_unique<torch::optim::AdamW>(model_.net->parameters(),
                                                          torch::optim::AdamWOptions(1e-4));
-    } else if (!mode.ends_with("_in_backward")) {
+    } else if (mode.starts_with("adamw_alone")) {
+      fused_.emplace(model_.net->parameters(), mode == "adamw_alone" ? 1.0 : 1.0 / world.size());
+      return;
+    } else if (!mode.ends_with("_in_backward") && mode != "adamw_sharded") {
       optimizer_ = std::make_unique<torch::optim::SGD>(model_.net->parameters(), 1e-4);
     }
     if (mode == "bare") return;
@@ -56,6 +90,9 @@ class Trainer {
     if (mode == "bf16") wrapped_->register_comm_hook(convoy::hooks::bf16_compress);
     if (mode == "sgd_in_backward") {
       in_backward_.emplace(wrapped_->reducer(), convoy::Sgd{.lr = 1e-4});
+    } else if (mode == "adamw_sharded") {
+      optimizer_ = std::make_unique<convoy::ShardedOptimizer<torch::optim::AdamW>>(
+          wrapped_->reducer(), torch::optim::AdamWOptions(1e-4));
     } else if (!optimizer_) {
       in_backward_.emplace(wrapped_->reducer(), convoy::AdamW{.lr = 1e-4});
     }
@@ -73,6 +110,7 @@ class Trainer {
       const auto loss = output.square().mean();
       loss.backward();
       if (optimizer_) optimizer_->step();
+      if (fused_) fused_->step();
       if (!first_loss_) first_loss_ = loss.item<double>();
     }
     const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
@@ -87,8 +125,9 @@ class Trainer {
  private:
   const convoy::ProcessGroup& world_;
   Model model_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // none: in backward
   std::unique_ptr<Wrapped> wrapped_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // none: in backward, or fused
+  std::optional<FusedAdamW> fused_;
   std::optional<convoy::OptimizerInBackward> in_backward_;
   std::optional<double> first_loss_;
 };
@@ -131,7 +170,7 @@ class Ranks {
     words >> model >> mode >> count;
     const bool syncs = mode != "no_sync";
     if (!trainer_) {
-      trainer_ = std::make_unique<Trainer>(model, mode == "bare" ? mode : "ddp", world_);
+      trainer_ = std::make_unique<Trainer>(model, syncs ? mode : "ddp", world_);
       for (int i = 0; i < 2; ++i) trainer_->step(syncs);  // lays out buckets
     }
     trainer_->step(syncs);  // warms up

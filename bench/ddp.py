@@ -8,8 +8,9 @@
 - memory: the peak over time of the sum of PSS over ranks, divided by ranks, from the moment before
   the model is made, in a run of its own that is not timed. For `gloo-best` the least of its modes.
 - cost: what find_unused_parameters, wrapping at world size 1, and the fp16 and bf16 hooks add to a
-  step, and what the optimizer in backward takes from it: two models in one process that take turns;
+  step, and what the optimizer in backward and the sharded optimizer take from it: two models in one process that take turns;
   the median of the ratios of pairs.
+- zero: AdamW with our sharded optimizer beside torch's ZeroRedundancyOptimizer on Gloo.
 - rounded: means of a bucket that are rounded to 16 bits on the way, beside plain ones, in turns.
 - allocator: steps of the bare model in one process, with libtorch's allocator (also with huge
   pages, THP_MEM_ALLOC_ENABLE=1) and with ours.
@@ -41,7 +42,12 @@ COSTS = [
     ("mlp-100m", 2, "bf16", "ddp", 1.05),
     ("mlp-100m", 2, "sgd_in_backward", "ddp", 1.0),
     ("mlp-100m", 2, "adamw_in_backward", "adamw", 1.0),
+    # The bound of a replicated optimizer: no reduction, and the same fused AdamW.
+    ("mlp-100m", 2, "adamw_sharded", "adamw_alone", 1.0),
+    # No reduction, and a rank's part of that update: what cannot be had.
+    ("mlp-100m", 2, "adamw_sharded", "adamw_alone_part", None),
 ]
+ZERO = ("mlp-100m", 2, 1 / 1.5)  # model, ranks, most of ZeroRedundancyOptimizer's step
 # Most of stock libtorch's time, and of its time with huge pages, that a step takes with our allocator.
 ALLOCATOR_BARS = {"mlp-100m": (0.6, 0.95)}
 ALLOCATORS = {"stock": {"THP_MEM_ALLOC_ENABLE": "0"}, "huge-pages": {"THP_MEM_ALLOC_ENABLE": "1"},
@@ -60,7 +66,7 @@ def main():
     parser.add_argument("--steps", type=int, help="of one turn; 5")
     parser.add_argument("--pairs", type=int, help="of steps, for costs; 40")
     parser.add_argument("--models", default=",".join(STEP_BARS), help="%(default)s")
-    parser.add_argument("--parts", default="step,memory,cost,rounded,allocator,observe",
+    parser.add_argument("--parts", default="step,memory,cost,zero,rounded,allocator,observe",
                         help="%(default)s")
     parser.add_argument("--launch", nargs="+", choices=["early", "late"], default=[],
                         help="when our buckets go, instead of the default; both: beside each other")
@@ -85,6 +91,8 @@ def main():
         for cost in COSTS:
             if cost[0] in models:
                 bench.cost(*cost)
+    if "zero" in options.parts and ZERO[0] in models:
+        bench.zero(*ZERO)
     if "allocator" in options.parts:
         for model in models:
             bench.allocator(model)
@@ -218,7 +226,16 @@ class Bench:
               f"{ratio - 1:+.2%}", flush=True)
         self.record(model, mode, beside, ranks, us, their_us, cost=round(ratio - 1, 4),
                     pairs=self.options.pairs)
-        self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
+        if most is not None:
+            self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
+
+    def zero(self, model, ranks, most):
+        ours = "convoy", (self.options.launch or ["default"])[0], "adamw_sharded"
+        theirs = "gloo", "zero", "ddp"
+        times = self.times(model, [ours, theirs], ranks)
+        self.record(model, "adamw_sharded", "zero", ranks, times[ours], times[theirs])
+        self.bar(times[ours] / times[theirs], most,
+                 f"{model}, {ranks} ranks: sharded AdamW, of ZeroRedundancyOptimizer")
 
     def observe(self, model, ranks, most):
         side = self.ours((self.options.launch or ["default"])[0], ranks)

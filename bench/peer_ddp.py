@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from models import MODELS
 
@@ -22,6 +23,7 @@ MODES = {
     "view": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
     "view+static": {"gradient_as_bucket_view": True, "static_graph": True},
+    "zero": {"gradient_as_bucket_view": True},  # AdamW, sharded
 }
 
 
@@ -30,7 +32,11 @@ class Trainer:
         torch.manual_seed(0)
         net, self.data = MODELS[model]()
         self.net = nn.parallel.DistributedDataParallel(net, **MODES[os.environ["BENCH_MODE"]])
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-4)
+        if os.environ["BENCH_MODE"] == "zero":
+            self.optimizer = ZeroRedundancyOptimizer(
+                self.net.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-4)
+        else:
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-4)
         self.first_loss = None
         for _ in range(2):  # lays out buckets
             self.step()

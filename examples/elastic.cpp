@@ -6,6 +6,7 @@
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <iomanip>

@@ -7,7 +7,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -47,6 +49,20 @@ class ShardedOptimizerBase : public torch::optim::Optimizer, public Joinable {
     std::uint64_t state_bytes = 0;  // that it keeps for them
   };
   Stats stats() const;
+
+  // What it keeps of one parameter.
+  struct ParameterState {
+    std::int64_t steps = 0;
+    // As the parameter is shaped, undefined where there is none: of SGD the momentum; of Adam and
+    // AdamW means, squares, largest squares; of Adagrad the sum; of RMSprop squares, momentum,
+    // means.
+    std::array<at::Tensor, 3> states = {};
+  };
+  using States = std::map<std::size_t, ParameterState>;  // by number in the reducer
+  // The whole of it on every rank. Collective.
+  States states() const;
+  // On all ranks, of the same states. kInvalidArgument if they belong to other parameters.
+  void load_states(const States& states);
 
   // Collective. The whole state on every rank: one of them may write it. Options are not part of
   // it. It can be loaded with any number of ranks, and by OptimizerInBackward.

@@ -32,6 +32,7 @@ from convoy._error import Error
 from convoy._groups import current_group, new_group, process_group
 from convoy._C import (get_sharing_strategy, is_shared, set_sharing_strategy, share_memory_,
                        share_usage, trim)
+from convoy._sharded import ShardedOptimizer
 from convoy._share import Channel, Listener, channel, connect, install_reductions, listen
 from convoy._queue import Event, Queue
 from convoy._processes import (Processes, Published, Slot, Slots, Snapshot, parent_channel, spawn,
@@ -39,12 +40,12 @@ from convoy._processes import (Processes, Published, Slot, Slots, Snapshot, pare
 from _convoy import autoload as _autoload
 
 __all__ = ["Channel", "ConvoyBackend", "DistributedDataParallel", "Error", "Event", "GradBucket",
-           "Listener", "Options", "Processes", "Published", "Queue", "Slot", "Slots", "Snapshot",
-           "allocator_stats", "channel", "connect", "current_group", "get_sharing_strategy",
-           "install_allocator", "install_reductions", "is_allocator_installed", "is_shared",
-           "launcher_store", "listen", "new_group", "parent_channel", "process_group",
-           "set_sharing_strategy", "share_memory_", "share_usage", "spawn", "start", "trim",
-           "trim_allocator", "uninstall_allocator"]
+           "Listener", "Options", "Processes", "Published", "Queue", "ShardedOptimizer", "Slot",
+           "Slots", "Snapshot", "allocator_stats", "channel", "connect", "current_group",
+           "get_sharing_strategy", "install_allocator", "install_reductions",
+           "is_allocator_installed", "is_shared", "launcher_store", "listen", "new_group",
+           "parent_channel", "process_group", "set_sharing_strategy", "share_memory_",
+           "share_usage", "spawn", "start", "trim", "trim_allocator", "uninstall_allocator"]
 
 _C.install_allocator_if_asked()
 _autoload._register()

@@ -12,6 +12,7 @@
 #include "python_backend.h"
 #include "python_reducer.h"
 #include "queue.h"
+#include "sharded_optimizer.h"
 #include "share.h"
 
 namespace py = pybind11;
@@ -78,6 +79,7 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
   add_reducer(module);
+  add_sharded_optimizer(module);
   module.def("install_allocator", &convoy::install_allocator);
   module.def("install_allocator_if_asked", &convoy::install_allocator_if_asked);
   module.def("uninstall_allocator", &convoy::uninstall_allocator);

@@ -183,6 +183,7 @@ void add_reducer(py::module_& module) {
             broadcast_coalesced(self.group(), tensors, {.root = root});
           },
           py::arg("tensors"), py::arg("root") = 0, no_gil)
+      .def("parameters", &Reducer::parameters)
       .def("buckets", &Reducer::buckets)
       .def("used", &Reducer::used)
       .def("stats", &stats_of);

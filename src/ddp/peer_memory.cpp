@@ -1,5 +1,10 @@
 #include "ddp/peer_memory.h"
 
+#include <ATen/Functions.h>
+
+#include <exception>
+
+#include "convoy/error.h"
 #include "convoy/group.h"
 
 namespace convoy {
@@ -24,6 +29,26 @@ PeerMemory PeerMemory::share(const ProcessGroup& group, at::Tensor tensor) {
   }
   made.mine = std::move(tensor);
   return made;
+}
+
+PeerMemory PeerMemory::allocate(const ProcessGroup& group, std::size_t bytes, Kind kind) {
+  const auto count = static_cast<std::int64_t>(bytes);
+  if (kind == Kind::kOwn || group.size() == 1) {
+    return alone(at::empty({count}, at::kByte), group.rank(), group.size());
+  }
+  at::Tensor mine;  // undefined: the window refuses it, everywhere
+  std::exception_ptr error;
+  try {
+    mine = group.allocate({count}, at::kByte);
+  } catch (const Error&) {
+    error = std::current_exception();
+  }
+  try {
+    return share(group, mine);
+  } catch (const Error&) {
+    if (error) std::rethrow_exception(error);
+    throw;
+  }
 }
 
 }  // namespace convoy

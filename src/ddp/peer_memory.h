@@ -22,6 +22,10 @@ struct PeerMemory {
   // Collective; kInvalidArgument on all ranks if one's tensor is not group memory. The group's
   // ranks share memory.
   static PeerMemory share(const ProcessGroup& group, at::Tensor tensor);
+  // So many bytes of group memory, or of this rank's own. Collective; what one rank cannot have is
+  // an error on all of them.
+  enum class Kind { kShared, kOwn };
+  static PeerMemory allocate(const ProcessGroup& group, std::size_t bytes, Kind kind);
 };
 
 }  // namespace convoy

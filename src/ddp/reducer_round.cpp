@@ -475,7 +475,8 @@ void Reducer::Impl::close(Outcome outcome) {
   armed_ = false;
   forwards_.clear();
   visited_.clear();
-  if (std::exchange(guessed_, false)) {  // the next round knows better
+  // The next round knows better; but a sharded optimizer has not had these yet.
+  if (std::exchange(guessed_, false) && ports_.empty()) {
     order_.clear();
     buckets_.clear();
     for (Parameter& parameter : parameters_) parameter.bucket = kNone;

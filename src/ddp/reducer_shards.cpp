@@ -118,7 +118,8 @@ int Reducer::Impl::take_over(const Impl& old) {
   }
   timeline_.set_sample_rate(old.timeline_.sample_rate());
   const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(old.stats_.backwards), at::kLong);
-  const at::Tensor all = group_.all_gather(mine);
+  const at::Tensor all = at::empty({size_}, at::kLong);
+  group_.all_gather_single(all, mine);
   const auto* const counts = all.const_data_ptr<std::int64_t>();
   const auto root = static_cast<int>(std::max_element(counts, counts + size_) - counts);
   stats_.backwards = static_cast<std::uint64_t>(counts[root]);

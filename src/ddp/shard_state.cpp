@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Storage.h>
 #include <c10/util/strides.h>
-#include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <cstring>
@@ -70,11 +69,6 @@ at::Tensor home_of(const at::Tensor& flat, std::size_t offset, const at::Tensor&
   return made;
 }
 
-at::Tensor memory_for(const ProcessGroup& group, std::size_t bytes, bool shared) {
-  const auto count = static_cast<std::int64_t>(std::max(bytes, kLine));
-  return shared ? group.allocate({count}, at::kByte) : at::empty({count}, at::kByte);
-}
-
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
@@ -96,14 +90,11 @@ void ShardedOptimizerBase::Impl::move_in() {
     bytes += (static_cast<std::size_t>(member.numbers) * member.number_bytes + kLine - 1) / kLine *
              kLine;
   }
-  const bool shared = shares_ && group_.size() > 1;
-  at::Tensor flat = memory_for(group_, bytes, shared);
+  memory_ = PeerMemory::allocate(group_, std::max(bytes, kLine), memory_kind());
   for (Member& member : members_) {
-    member.home = home_of(flat, member.offset, member.parameter);
+    member.home = home_of(memory_.mine, member.offset, member.parameter);
     hold(member);
   }
-  memory_ = shared ? PeerMemory::share(group_, flat)
-                   : PeerMemory::alone(flat, group_.rank(), group_.size());
 }
 
 // The parameter's data may have been replaced, as torch::load does.
@@ -134,10 +125,10 @@ bool ShardedOptimizerBase::Impl::is_kept(std::size_t member, std::size_t state) 
 // Collective. What is there already is kept.
 void ShardedOptimizerBase::Impl::make_state(const std::vector<ShardLayout::Item>& items) {
   const ShardLayout layout(items, group_.size());
-  const bool shared = shares_ && group_.size() > 1;
   const int me = group_.rank();
-  const at::Tensor memory = memory_for(group_, layout.bytes_of(me), shared);
-  auto* const base = static_cast<std::byte*>(memory.mutable_data_ptr());
+  PeerMemory memory =
+      PeerMemory::allocate(group_, std::max(layout.bytes_of(me), kLine), memory_kind());
+  std::byte* const base = memory.data[static_cast<std::size_t>(me)];
   std::memset(base, 0, layout.bytes_of(me));
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
     const auto& block = layout.blocks()[b];
@@ -156,8 +147,8 @@ void ShardedOptimizerBase::Impl::make_state(const std::vector<ShardLayout::Item>
       }
     }
   }
-  state_ =
-      shared ? PeerMemory::share(group_, memory) : PeerMemory::alone(memory, me, group_.size());
+  group_.barrier();  // if a rank dies before it is there, all keep what they had
+  state_ = std::move(memory);
   layout_ = layout;
 }
 
@@ -207,64 +198,59 @@ at::Tensor ShardedOptimizerBase::Impl::whole_state(std::size_t m, std::size_t st
   return whole;
 }
 
-// --- checkpoints: as those of OptimizerInBackward ---
+// --- checkpoints ---
 
-void ShardedOptimizerBase::Impl::save(torch::serialize::OutputArchive& archive) const {
+ShardedOptimizerBase::States ShardedOptimizerBase::Impl::states() const {
   const at::NoGradGuard no_grad;
   group_.barrier();  // nobody updates any more
-  ByParameter counts;
-  std::array<ByParameter, kMostStates> states;
+  States found;
   for (std::size_t m = 0; m < members_.size(); ++m) {
     const Member& member = members_[m];
-    counts[member.index] = at::full({1}, member.steps, at::kLong);
+    ParameterState& state = found[member.index];
+    state.steps = member.steps;
     if (member.steps == 0) continue;
     for (std::size_t k = 0; k < kMostStates; ++k) {
-      if (is_kept(m, k) && (k != 0 || member.begun)) states[k][member.index] = whole_state(m, k);
+      if (is_kept(m, k) && (k != 0 || member.begun)) state.states[k] = whole_state(m, k);
     }
   }
   group_.barrier();  // nor before all have read
-  write_number(archive, kStepsName, stats_.steps);
-  write_state(archive, kCountsName, counts);
-  for (std::size_t k = 0; k < kMostStates; ++k) write_state(archive, kStateNames[k], states[k]);
+  return found;
 }
 
-void ShardedOptimizerBase::Impl::load(torch::serialize::InputArchive& archive) {
+void ShardedOptimizerBase::Impl::load_states(const States& states) {
   const at::NoGradGuard no_grad;
-  const auto counts = read_state(archive, kCountsName);
-  if (counts.size() != members_.size()) {
-    fail(ErrorKind::kInvalidArgument, kShardedName, ": the archive has ", counts.size(),
-         " parameters, not ", members_.size());
+  const auto refuse = [](const auto&... text) {
+    fail(ErrorKind::kInvalidArgument, kShardedName, ": ", text...);
+  };
+  if (states.size() != members_.size()) {
+    refuse("states of ", states.size(), " parameters, not ", members_.size());
   }
-  std::array<ByParameter, kMostStates> states;
-  for (std::size_t k = 0; k < kMostStates; ++k) states[k] = read_state(archive, kStateNames[k]);
   for (const Member& member : members_) {
-    if (!counts.contains(member.index)) {
-      fail(ErrorKind::kInvalidArgument, kShardedName, ": the archive has no parameter ",
-           member.index);
-    }
-    for (const ByParameter& state : states) {
-      const auto found = state.find(member.index);
-      if (found != state.end()) {
-        check_state(found->second, member.parameter.numel(), member.index, kShardedName);
+    const auto found = states.find(member.index);
+    if (found == states.end()) refuse("there is no state of parameter ", member.index);
+    for (const at::Tensor& state : found->second.states) {
+      if (state.defined()) {
+        check_state(state, member.parameter.numel(), member.index, kShardedName);
       }
     }
   }
-  const std::uint64_t steps = read_number(archive, kStepsName);
+  std::int64_t most = 0;
   for (std::size_t m = 0; m < members_.size(); ++m) {
     Member& member = members_[m];
-    member.steps = counts.at(member.index).item<std::int64_t>();
-    member.begun = states[0].contains(member.index);
+    const ParameterState& state = states.at(member.index);
+    member.steps = state.steps;
+    member.begun = state.states[0].defined();
+    most = std::max(most, state.steps);
     for (std::size_t k = 0; k < kMostStates; ++k) {
       if (!is_kept(m, k)) continue;
-      const auto found = states[k].find(member.index);
       at::Tensor whole;
-      if (found != states[k].end()) {
-        whole = at::empty_like(member.home).copy_(found->second.reshape(member.home.sizes()));
+      if (state.states[k].defined()) {
+        whole = at::empty_like(member.home).copy_(state.states[k].reshape(member.home.sizes()));
       }
       put_state(m, k, whole);
     }
   }
-  stats_.steps = steps;
+  stats_.steps = static_cast<std::uint64_t>(most);
 }
 
 // --- change of group ---

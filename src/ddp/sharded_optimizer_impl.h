@@ -39,9 +39,10 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
 
   // Collective.
   void step();
-  void save(torch::serialize::OutputArchive& archive) const;
-  void load(torch::serialize::InputArchive& archive);
+  States states() const;
+  void load_states(const States& states);
   Stats stats() const;
+  void set_steps(std::uint64_t steps) { stats_.steps = steps; }
   const ProcessGroup& group() const { return group_; }
 
   const std::vector<bool>& takes() const override { return takes_; }
@@ -86,12 +87,14 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   std::vector<OptimizerRule> rules() const;
   std::uint64_t options_hash() const;
   std::vector<ShardLayout::Item> items(const std::vector<OptimizerRule>& rules) const;
+  std::string name_of(const Member& member) const;
+
+  // --- shard_step.cpp ---
   void meet(const std::vector<bool>& has);
   std::vector<Gradient> gradients(const std::vector<bool>& has);
   void run(const std::vector<bool>& has);
   void part(const std::vector<bool>& has);
   void give_up() noexcept;
-  std::string name_of(const Member& member) const;
 
   // --- shard_update.cpp ---
   std::vector<Task> tasks(const std::vector<Gradient>& gradients) const;
@@ -111,6 +114,9 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   void gather_results(const std::vector<bool>& has);
 
   // --- shard_state.cpp ---
+  PeerMemory::Kind memory_kind() const {
+    return shares_ ? PeerMemory::Kind::kShared : PeerMemory::Kind::kOwn;
+  }
   void move_in();
   void hold(Member& member);
   void move_shards(const std::shared_ptr<Reducer::Impl>& reducer, int root);

@@ -1,0 +1,116 @@
+"""An optimizer of which each rank keeps and does its part, on convoy.DistributedDataParallel."""
+
+import weakref
+from typing import Any
+
+import torch
+
+from convoy import _C
+from convoy._ddp import DistributedDataParallel
+from convoy._error import Error
+
+# What torch calls the states that ours keeps by number.
+_STATES = {
+    torch.optim.SGD: ["momentum_buffer"],
+    torch.optim.Adam: ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
+    torch.optim.AdamW: ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
+    torch.optim.Adagrad: ["sum"],
+    torch.optim.RMSprop: ["square_avg", "momentum_buffer", "grad_avg"],
+}
+_REFUSED = ["maximize", "capturable", "differentiable"]
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop, divided among the ranks (ZeRO, stage 1).
+
+        model = convoy.DistributedDataParallel(model)
+        optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=3e-4)
+
+    step() is collective: it averages what `.grad` holds and updates this rank's part of the
+    parameters in all ranks' memory; gradients are None afterwards. Arguments of the optimizer follow
+    its class; `params` are all parameters of the model, or groups of them. With in_backward,
+    backward() is the whole step. max_norm scales the gradients of all groups together down to that
+    norm. state_dict() is collective, too, and is that of the plain optimizer: it loads into one, and
+    with any number of ranks. docs/sharded_optimizer.md tells the rest.
+    """
+
+    def __init__(self, model: DistributedDataParallel, optimizer_class: type[torch.optim.Optimizer], *,
+                 params=None, in_backward: bool = False, max_norm: float = 0, norm_type: float = 2,
+                 skip_nonfinite: bool = False, **defaults: Any) -> None:
+        if optimizer_class not in _STATES:
+            raise Error(f"ShardedOptimizer: {optimizer_class.__name__} is none of "
+                        f"{', '.join(each.__name__ for each in _STATES)}", "unsupported")
+        # Its own defaults, and its own checks of what was given.
+        full = optimizer_class([torch.zeros(1, requires_grad=True)], **defaults).defaults
+        every = model.reducer.parameters()
+        super().__init__(every if params is None else params, dict(full))
+        self._names = _STATES[optimizer_class]
+        self._index = {id(each): i for i, each in enumerate(every)}
+        self._check_groups()
+        kind = optimizer_class.__name__
+        if kind == "Adam" and full.get("decoupled_weight_decay"):
+            kind = "AdamW"
+        self._shards = _C.ShardedOptimizer(
+            model.reducer, kind, self.param_groups, in_backward=in_backward, max_norm=max_norm,
+            norm_type=norm_type, skip_nonfinite=skip_nonfinite)
+        if in_backward:  # what schedulers have changed counts for the next backward
+            this = weakref.ref(self)
+            model.register_forward_pre_hook(lambda *_: _hand_over(this()))
+
+    def _check_groups(self) -> None:
+        for group in self.param_groups:
+            for name in _REFUSED:
+                if group.get(name):
+                    raise Error(f"ShardedOptimizer: {name} is not there", "unsupported")
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Averages gradients and updates. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        _hand_over(self)
+        self._shards.step()
+        return loss
+
+    def stats(self) -> dict[str, float]:
+        """steps, skipped, norm (of the last gradients, if it was needed), numbers, state_bytes."""
+        return self._shards.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as the plain optimizer has it. Collective."""
+        parameters = {self._index[id(each)]: each for group in self.param_groups for each in group["params"]}
+        for index, (steps, tensors) in self._shards.states().items():
+            if steps == 0:
+                continue
+            state = {name: each for name, each in zip(self._names, tensors) if each is not None}
+            if self._names != _STATES[torch.optim.SGD]:
+                state["step"] = torch.tensor(float(steps))
+            self.state[parameters[index]] = state
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """On all ranks, the same one."""
+        super().load_state_dict(state_dict)
+        try:
+            states = {}
+            for group in self.param_groups:
+                for each in group["params"]:
+                    state = self.state.get(each, {})
+                    steps = int(state.get("step", 1 if state else 0))
+                    states[self._index[id(each)]] = (steps, [state.get(name) for name in self._names])
+            _hand_over(self)
+            self._shards.load_states(states)
+        finally:
+            self.state.clear()
+
+
+def _hand_over(optimizer: ShardedOptimizer | None) -> None:
+    """Options as they are now."""
+    if optimizer is not None:
+        optimizer._check_groups()
+        optimizer._shards.set_options(optimizer.param_groups)

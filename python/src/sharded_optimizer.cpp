@@ -1,0 +1,154 @@
+// The sharded optimizer for Python, whose groups and options are its own: they are handed over
+// before each step.
+#include "sharded_optimizer.h"
+
+#include <pybind11/stl.h>
+
+#include "convoy/sharded_optimizer.h"
+
+namespace py = pybind11;
+
+namespace convoy::python {
+namespace {
+
+namespace optim = torch::optim;
+using OptionsPtr = std::unique_ptr<optim::OptimizerOptions>;
+
+// A group of torch.optim's as options of C++.
+OptionsPtr options_of(const std::string& kind, const py::dict& group) {
+  const auto number = [&](const char* name) { return group[name].cast<double>(); };
+  const auto flag = [&](const char* name) { return group[name].cast<bool>(); };
+  const auto betas = [&] { return group["betas"].cast<std::tuple<double, double>>(); };
+  if (kind == "SGD") {
+    return std::make_unique<optim::SGDOptions>(optim::SGDOptions(number("lr"))
+                                                   .momentum(number("momentum"))
+                                                   .dampening(number("dampening"))
+                                                   .weight_decay(number("weight_decay"))
+                                                   .nesterov(flag("nesterov")));
+  }
+  const auto adam = [&](auto options) -> OptionsPtr {
+    options.betas(betas()).eps(number("eps")).weight_decay(number("weight_decay"));
+    options.amsgrad(flag("amsgrad"));
+    return std::make_unique<decltype(options)>(options);
+  };
+  if (kind == "Adam") return adam(optim::AdamOptions(number("lr")));
+  if (kind == "AdamW") return adam(optim::AdamWOptions(number("lr")));
+  if (kind == "Adagrad") {
+    return std::make_unique<optim::AdagradOptions>(
+        optim::AdagradOptions(number("lr"))
+            .lr_decay(number("lr_decay"))
+            .weight_decay(number("weight_decay"))
+            .initial_accumulator_value(number("initial_accumulator_value"))
+            .eps(number("eps")));
+  }
+  if (kind == "RMSprop") {
+    return std::make_unique<optim::RMSpropOptions>(optim::RMSpropOptions(number("lr"))
+                                                       .alpha(number("alpha"))
+                                                       .eps(number("eps"))
+                                                       .weight_decay(number("weight_decay"))
+                                                       .momentum(number("momentum"))
+                                                       .centered(flag("centered")));
+  }
+  throw std::invalid_argument("no sharded optimizer is called " + kind);
+}
+
+// Any of them: what ShardedOptimizer<Opt> adds is only the type of its options.
+class AnySharded final : public ShardedOptimizerBase {
+ public:
+  AnySharded(Reducer& reducer, std::string kind,
+             const std::vector<optim::OptimizerParamGroup>& groups, OptionsPtr defaults,
+             const ShardedOptimizerOptions& options)
+      : ShardedOptimizerBase(reducer, groups, std::move(defaults), options),
+        kind_(std::move(kind)) {}
+
+  void set_options(const py::list& groups) {
+    auto& mine = param_groups();
+    if (groups.size() != mine.size()) {
+      throw std::invalid_argument("groups cannot be added to a sharded optimizer");
+    }
+    for (std::size_t g = 0; g < mine.size(); ++g) {
+      mine[g].set_options(options_of(kind_, groups[g].cast<py::dict>()));
+    }
+  }
+
+ private:
+  const std::string kind_;
+};
+
+std::unique_ptr<AnySharded> make(Reducer& reducer, const std::string& kind, const py::list& groups,
+                                 const ShardedOptimizerOptions& options) {
+  std::vector<optim::OptimizerParamGroup> made;
+  for (const auto& item : groups) {
+    const auto group = item.cast<py::dict>();
+    made.emplace_back(group["params"].cast<std::vector<at::Tensor>>(), options_of(kind, group));
+  }
+  if (made.empty()) throw std::invalid_argument("a sharded optimizer needs parameters");
+  auto defaults = made[0].options().clone();
+  const py::gil_scoped_release no_gil;
+  return std::make_unique<AnySharded>(reducer, kind, made, std::move(defaults), options);
+}
+
+// {parameter: (steps, [tensor or None, ...])}
+py::dict states_of(const AnySharded& optimizer) {
+  ShardedOptimizerBase::States states;
+  {
+    const py::gil_scoped_release no_gil;
+    states = optimizer.states();
+  }
+  py::dict made;
+  for (const auto& [index, state] : states) {
+    py::list tensors;
+    for (const at::Tensor& tensor : state.states) {
+      tensors.append(tensor.defined() ? py::cast(tensor) : py::none());
+    }
+    made[py::int_(index)] = py::make_tuple(state.steps, tensors);
+  }
+  return made;
+}
+
+void load_states(AnySharded& optimizer, const py::dict& given) {
+  ShardedOptimizerBase::States states;
+  for (const auto& [index, value] : given) {
+    const auto pair = value.cast<std::pair<std::int64_t, py::list>>();
+    auto& state = states[index.cast<std::size_t>()];
+    state.steps = pair.first;
+    for (std::size_t k = 0; k < std::min(state.states.size(), pair.second.size()); ++k) {
+      if (!pair.second[k].is_none()) state.states[k] = pair.second[k].cast<at::Tensor>();
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  optimizer.load_states(states);
+}
+
+py::dict stats_of(const AnySharded& optimizer) {
+  using namespace pybind11::literals;
+  const auto stats = optimizer.stats();
+  return py::dict("steps"_a = stats.steps, "skipped"_a = stats.skipped, "norm"_a = stats.norm,
+                  "numbers"_a = stats.numbers, "state_bytes"_a = stats.state_bytes);
+}
+
+}  // namespace
+
+void add_sharded_optimizer(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  py::class_<AnySharded>(module, "ShardedOptimizer")
+      .def(py::init([](Reducer& reducer, const std::string& kind, const py::list& groups,
+                       bool in_backward, double max_norm, double norm_type, bool skip_nonfinite) {
+             return make(reducer, kind, groups,
+                         {.in_backward = in_backward,
+                          .max_norm = max_norm,
+                          .norm_type = norm_type,
+                          .skip_nonfinite = skip_nonfinite});
+           }),
+           py::arg("reducer"), py::arg("kind"), py::arg("groups"), py::kw_only(),
+           py::arg("in_backward") = false, py::arg("max_norm") = 0.0, py::arg("norm_type") = 2.0,
+           py::arg("skip_nonfinite") = false, py::keep_alive<1, 2>())
+      .def("set_options", &AnySharded::set_options)
+      .def(
+          "step", [](AnySharded& self) { self.step(); }, no_gil)
+      .def("states", &states_of)
+      .def("load_states", &load_states)
+      .def("stats", &stats_of);
+}
+
+}  // namespace convoy::python

@@ -1,0 +1,142 @@
+"""convoy.ShardedOptimizer beside torch's optimizers, schedulers and ZeroRedundancyOptimizer's place in a loop."""
+
+import io
+from unittest import TestCase
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import convoy
+import ranks
+
+CLASSES = [
+    (torch.optim.SGD, dict(lr=0.05, momentum=0.9, nesterov=True)),
+    (torch.optim.Adam, dict(lr=0.003, weight_decay=0.1, amsgrad=True)),
+    (torch.optim.AdamW, dict(lr=0.003, betas=(0.8, 0.99))),
+    (torch.optim.Adagrad, dict(lr=0.003, initial_accumulator_value=0.1)),
+    (torch.optim.RMSprop, dict(lr=0.003, eps=1e-3, momentum=0.5, centered=True)),
+]
+
+
+def make():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 200), nn.Tanh(), nn.Linear(200, 2))
+
+
+def batch(step, rank=None):
+    rank = dist.get_rank() if rank is None else rank
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def same(left, right, **tolerance):
+    for a, b in zip(left.parameters(), right.parameters()):
+        torch.testing.assert_close(a, b, **(tolerance or dict(rtol=1e-5, atol=1e-6)))
+
+
+def trains_alike():
+    for kind, arguments in CLASSES:
+        for in_backward in [False, True]:
+            ours, plain = make(), make()
+            model = convoy.DistributedDataParallel(ours)
+            optimizer = convoy.ShardedOptimizer(model, kind, in_backward=in_backward, **arguments)
+            twin = convoy.DistributedDataParallel(plain)
+            reference = kind(plain.parameters(), **arguments)
+            schedules = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in [optimizer, reference]]
+            for step in range(5):
+                model(batch(step)).square().mean().backward()
+                if not in_backward:
+                    optimizer.step()
+                assert all(each.grad is None for each in ours.parameters())
+                reference.zero_grad()
+                twin(batch(step)).square().mean().backward()
+                reference.step()
+                same(ours, plain)
+                for schedule in schedules:
+                    schedule.step()
+            assert optimizer.stats()["steps"] == 5
+            # State has the plain optimizer's form and values, whole on every rank.
+            state, expected = optimizer.state_dict()["state"], reference.state_dict()["state"]
+            assert state.keys() == expected.keys()
+            for number, each in expected.items():
+                for name in [name for name, value in each.items() if torch.is_tensor(value)]:
+                    torch.testing.assert_close(state[number][name], each[name], rtol=1e-4, atol=1e-6)
+
+
+def checkpoints():
+    """Into a plain optimizer and back."""
+    ours = make()
+    model = convoy.DistributedDataParallel(ours)
+    optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=0.01)
+    for step in range(3):
+        model(batch(step, 0)).square().mean().backward()
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    plain = make()
+    plain.load_state_dict(ours.state_dict())
+    reference = torch.optim.AdamW(plain.parameters(), lr=1)
+    reference.load_state_dict(torch.load(file))
+    again = make()
+    again.load_state_dict(ours.state_dict())
+    other = convoy.DistributedDataParallel(again)
+    loaded = convoy.ShardedOptimizer(other, torch.optim.AdamW, lr=1)
+    loaded.load_state_dict(reference.state_dict())
+    assert loaded.param_groups[0]["lr"] == 0.01
+    for step in range(3, 6):
+        for net, stepper in [(model, optimizer), (other, loaded), (plain, reference)]:
+            stepper.zero_grad()
+            net(batch(step, 0)).square().mean().backward()
+            stepper.step()
+        same(ours, again, rtol=0, atol=0)
+        same(ours, plain)
+
+
+def groups_and_errors():
+    ours = make()
+    model = convoy.DistributedDataParallel(ours)
+    every = list(ours.parameters())
+    optimizer = convoy.ShardedOptimizer(
+        model, torch.optim.SGD, params=[{"params": every[:2]}, {"params": every[2:], "lr": 0}], lr=0.1,
+        max_norm=0.01)
+    before = [each.detach().clone() for each in every]
+    model(batch(0)).sum().backward()
+    loss = optimizer.step(lambda: torch.tensor(3.0))
+    assert loss == 3 and optimizer.stats()["norm"] > 0.01
+    assert not torch.equal(every[0], before[0]) and torch.equal(every[2], before[2])
+    for kind, arguments, text in [(torch.optim.LBFGS, {}, "LBFGS"), (torch.optim.SGD, dict(maximize=True), "maximize")]:
+        try:
+            convoy.ShardedOptimizer(model, kind, **arguments)
+        except convoy.Error as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    optimizer.param_groups[0]["lr"] = 0.1 + 0.1 * dist.get_rank()
+    model(batch(0)).sum().backward()
+    try:
+        optimizer.step()
+    except convoy.Error as error:
+        assert "other options" in str(error), error
+    else:
+        raise AssertionError("ranks differ")
+
+
+class Sharded(TestCase):
+    def test_trains_as_torchs_do(self):
+        for backend in ["convoy", "gloo"]:
+            with self.subTest(backend):
+                ranks.run(trains_alike, 2, backend=backend)
+
+    def test_checkpoints(self):
+        ranks.run(checkpoints, 2)
+
+    def test_groups_and_errors(self):
+        ranks.run(groups_and_errors, 2)
+
+    def test_alone(self):
+        ranks.run(checkpoints, 1)
+
+
+if __name__ == "__main__":
+    ranks.main()
