@@ -38,7 +38,7 @@ struct Task {
     share::put(result, std::apply([](auto&... value) { return Function(value...); }, values));
     return result;
   }
-  static inline const std::string name = register_runner(typeid(Task).name(), &run);
+  static inline const std::string kName = register_runner(typeid(Task).name(), &run);
 };
 
 }  // namespace detail
@@ -96,7 +96,7 @@ class ProcessPool {
     static_assert(!std::is_void_v<typename Task::Result>, "map: the function returns a value");
     std::vector<share::Message> requests;
     for (const auto& item : items) {
-      requests.push_back(detail::spawn_message(Task::name));
+      requests.push_back(detail::spawn_message(Task::kName));
       share::put(requests.back(), arguments<typename Task::Values>(item));
     }
     std::vector<Outcome<typename Task::Result>> outcomes;

@@ -49,11 +49,11 @@ class Snapshot {
 
 struct PublishedOptions {
   // Versions that fit the memory: the newest, the one that is being written, and the others for
-  // readers that hold older ones. With one more than there are readers, each of which holds one
+  // readers that hold older ones. With two more than there are readers, each of which holds one
   // version at a time, there always is a buffer to write to (two at least, 16 at most).
   std::size_t buffers = 4;
-  // How long publish() waits when readers hold all buffers. None: it does not block.
-  std::chrono::milliseconds patience{0};
+  // How long publish() waits when readers hold all of them; it never does otherwise.
+  std::chrono::milliseconds patience = std::chrono::seconds(1);
 };
 
 // What Published is, without knowing what the tensors belong to.
@@ -66,8 +66,8 @@ class PublishedTensors {
 
   // Copies the tensors into a buffer that nobody reads, and makes them the newest version, whose
   // number is returned. kInvalidArgument: other tensors than those of the constructor, or another
-  // process publishes. kResource: readers hold all buffers; nothing was published.
-  // If the process that published has died, the next one that does takes its place.
+  // process publishes. kResource: readers hold all buffers, and did for `patience`; nothing was
+  // published. If the process that published has died, the next one that does takes its place.
   std::uint64_t publish(const std::vector<NamedTensor>& tensors) const;
 
   // The newest version. Never waits.

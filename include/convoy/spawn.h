@@ -163,7 +163,7 @@ struct Entry {
     std::apply([&](auto&... value) { Function(index, value...); }, values);
     return {};
   }
-  static inline const std::string name = register_runner(typeid(Entry).name(), &run);
+  static inline const std::string kName = register_runner(typeid(Entry).name(), &run);
 };
 
 }  // namespace detail
@@ -180,7 +180,7 @@ template <auto Function, class... Arguments>
   static_assert(std::is_void_v<typename detail::SignatureOf<Function>::Result>,
                 "spawn: the function returns nothing; results go over tensors or channels, or use "
                 "ProcessPool");
-  share::Message message = detail::spawn_message(detail::Entry<Function>::name);
+  share::Message message = detail::spawn_message(detail::Entry<Function>::kName);
   share::put(message, Values(std::forward<Arguments>(arguments)...));
   return start_processes(detail::this_program(), options, message);
 }

@@ -95,7 +95,8 @@ def spawn(fn: Callable[..., object], args: tuple[Any, ...] = (), nprocs: int = 1
     # The function is pickled by itself: it can be found only after the preparation.
     call = _to_values([fn, args])
     code = f"import sys; sys.path[:] = {sys.path!r}; from convoy._processes import _main; _main()"
-    program = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # multiprocessing's own way
+    program = [sys.executable, *flags, "-c", code]
     processes = Processes(_C.start_processes(
         program, nprocs, grace_period, [f"{k}={v}" for k, v in (environment or {}).items()],
         [*_to_values([preparation]), *call]))
@@ -206,7 +207,7 @@ class Published(_Handled):
     spawn(), of multiprocessing's processes, and part of what goes over a channel or a queue.
     """
 
-    def __init__(self, source: Source, buffers: int = 4, patience: float = 0.0) -> None:
+    def __init__(self, source: Source, buffers: int = 4, patience: float = 1.0) -> None:
         self._object = _C.PublishedTensors(_pairs(source), buffers, patience)
 
     @classmethod

@@ -79,7 +79,8 @@ TEST_F(PublishedTest, AModulesParametersAndBuffers) {
 TEST_F(PublishedTest, StridedSourcesAndTensorsThatOutliveAll) {
   at::Tensor kept;
   {
-    const Published<Weights> weights(Weights{at::arange(6).view({2, 3}).t()}, {.buffers = 2});
+    const Published<Weights> weights(Weights{at::arange(6).view({2, 3}).t()},
+                                     {.buffers = 2, .patience = std::chrono::seconds(0)});
     kept = weights.read()[0];
     weights.publish({at::zeros({3, 2}, at::kLong)});
     expect_error(ErrorKind::kResource, "all 2 buffers are held by readers", [&] {

@@ -11,6 +11,7 @@
 
 #include "base/concat.h"
 #include "convoy/process_pool.h"
+#include "convoy/queue.h"
 #include "convoy/spawn.h"
 #include "os/process.h"
 #include "share/book.h"
@@ -167,6 +168,15 @@ TEST_F(SpawnTest, ArgumentsOfManyKinds) {
   EXPECT_EQ(net->bias[1].item<float>(), 7);
 }
 
+// A function without a name, and an object that processes use together.
+TEST_F(SpawnTest, LambdasAndQueues) {
+  const Queue queue(QueueOptions{.capacity = 4});
+  constexpr auto kPut = [](int index, const Queue& to) { to.put(Message{std::int64_t{index}}); };
+  auto processes = spawn<kPut>(2, queue);
+  EXPECT_TRUE(processes.join(soon()));
+  EXPECT_EQ(queue.get(soon()).integer(0) + queue.get(soon()).integer(0), 1);
+}
+
 TEST_F(SpawnTest, WrongUse) {
   expect_error(ErrorKind::kInvalidArgument, "-1 processes", [] { (void)spawn<nothing>(-1); });
   expect_error(ErrorKind::kInvalidArgument, "NAME=value",
@@ -177,6 +187,9 @@ TEST_F(SpawnTest, WrongUse) {
   });
   expect_error(ErrorKind::kInvalidArgument, "no ticket",
                [] { adopt_ticket("--convoy-spawned=1,2"); });
+  expect_error(ErrorKind::kInvalidArgument, "not that of a parent",
+               [] { adopt_ticket("--convoy-spawned=0,1,2,0,1"); });
+  EXPECT_EQ(spawned(), nullptr);
   Message another{std::string("another program's")};
   auto processes = start_processes(convoy::detail::this_program(), {}, another);
   expect_error(ErrorKind::kRemote, "has no function", [&] { processes.join(soon()); });
