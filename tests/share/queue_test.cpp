@@ -229,6 +229,34 @@ TEST_F(QueueTest, ProducersMayEnd) {
 // of the survivors' memory is held. share_soak_test runs it with many seeds.
 TEST_F(QueueTest, KillsLeaveNothingBehind) { run_queue_kills(6, 1); }
 
+// A process lets go of a queue with its messages in it; whoever could have taken them is killed.
+// The memory comes back.
+TEST_F(QueueTest, WhatNobodyCanTakeAnyMore) {
+  RankGroup group(2, RankMode::kProcesses);
+  group.start([](Rank& r) {
+    {
+      const Queue queue = meet_queue(r);
+      if (r.id() == 1) {
+        EXPECT_EQ(queue.get(r.deadline()).tensor(0).sum().item<float>(), 5);
+        r.mark("took one");
+        r.wait_for("never");
+      }
+      for (int i = 0; i < 4; ++i) queue.put({at::ones({5}), std::string(3000, 'z')});
+      r.wait_for("took one");
+    }
+    EXPECT_GE(usage().elsewhere, 3u);
+    r.mark("let go");
+    r.wait_for("killed");
+    expect_nothing_held();
+  });
+  group.wait_mark("took one", 1);
+  group.post("took one", 0);
+  group.wait_mark("let go", 0);
+  group.kill(1, SIGKILL);
+  group.post("killed", 0);
+  group.join();
+}
+
 TEST_F(QueueTest, LocksOfTheDead) {
   RankGroup group(2, RankMode::kProcesses);
   group.start([](Rank& r) {
