@@ -28,7 +28,9 @@ bool Reducer::Impl::can_stay(std::size_t index) const {
   const at::Tensor& slot = bucket.slots[parameter.slot];
   const at::Tensor& gradient = tensors_[index].grad();
   if (!births_ || !travels_in_pieces() || slot.nbytes() < kLeastPiece) return false;
-  if (hook_ || join_ || !consumers_.empty() || port_of(bucket) != nullptr ||
+  const ShardPort* const port = port_of(bucket);
+  const bool is_read_in_place = port == nullptr || (port->reads_in_place() && defers(bucket));
+  if (hook_ || join_ || !consumers_.empty() || !is_read_in_place ||
       options_.nonfinite != NonFinite::kIgnore) {
     return false;
   }

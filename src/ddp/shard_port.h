@@ -22,6 +22,9 @@ class ShardPort {
   // Steps are made while a backward goes on, bucket by bucket.
   virtual bool overlaps() const = 0;
 
+  // Deferred gradients may lie anywhere in shared memory, not only in their buckets.
+  virtual bool reads_in_place() const = 0;
+
   // Gradients of this bucket are there; with overlaps() only, in the buckets' order. `good`:
   // nothing has gone wrong on this rank so far. `used` by place in the bucket.
   virtual void launched(std::size_t bucket, bool good, const std::vector<bool>& used) = 0;

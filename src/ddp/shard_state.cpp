@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "ddp/hook_state.h"

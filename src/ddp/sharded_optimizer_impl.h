@@ -13,6 +13,7 @@
 #include "ddp/reducer_impl.h"
 #include "ddp/shard_layout.h"
 #include "ddp/shard_port.h"
+#include "transport/shm/arena.h"
 
 namespace convoy {
 
@@ -48,6 +49,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   const std::vector<bool>& takes() const override { return takes_; }
   bool is_in_backward() const override { return options_.in_backward; }
   bool overlaps() const override { return overlaps_; }
+  bool reads_in_place() const override { return shares_ && !options_.in_backward; }
   void launched(std::size_t bucket, bool good, const std::vector<bool>& used) override;
   void drain() override;
   void finish(const std::vector<bool>& used) override;
@@ -90,9 +92,12 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   std::string name_of(const Member& member) const;
 
   // --- shard_step.cpp ---
-  void meet(const std::vector<bool>& has);
-  std::vector<Gradient> gradients(const std::vector<bool>& has);
-  void run(const std::vector<bool>& has);
+  using Places = std::vector<shm::Location>;  // by member; none: in its bucket
+  std::vector<Places> meet(const std::vector<bool>& has, const Places& places);
+  std::vector<Gradient> gradients(const std::vector<bool>& has,
+                                  const std::vector<Places>& places = {});
+  void run(const std::vector<bool>& has, const std::vector<Places>& places);
+  const std::byte* find(int rank, const shm::Location& location, std::size_t bytes) const;
   void part(const std::vector<bool>& has);
   void give_up() noexcept;
 
