@@ -473,6 +473,29 @@ TEST(ShardedOptimizerTest, WithEverythingElse) {
   }
 }
 
+// With the step allocator, a large gradient stays where it was made, and other ranks read it there;
+// one that is private on one rank is copied there.
+TEST(ShardedOptimizerTest, GradientsAreReadWhereTheyAre) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = make_net(), twin = make_net();
+    DistributedDataParallel model(net, world), replicated(twin, world);
+    ShardedOptimizer<optim::AdamW> optimizer(model.reducer(), 0.01);
+    const OptimizerInBackward other(replicated.reducer(), AdamW{.lr = 0.01});
+    for (int step = 0; step < 4; ++step) {
+      const auto x = input_of(r.id(), step, {4, 6});
+      model(x).pow(2).mean().backward();
+      at::Tensor& large = net->parameters()[2].mutable_grad();
+      if (is_allocator_installed() && step > 0) {
+        EXPECT_EQ(large.storage().nbytes(), large.nbytes());  // no part of a bucket
+      }
+      if (step == 2 && r.id() == 1) large = large.clone();
+      optimizer.step();
+      replicated(x).pow(2).mean().backward();
+      expect_equal_parameters(*net, *twin);
+    }
+  });
+}
+
 // All backwards inside of no_sync(), also before there are buckets: step() reduces.
 TEST(ShardedOptimizerTest, StepsWithoutAReducedBackward) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
