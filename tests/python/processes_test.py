@@ -147,22 +147,21 @@ class ObjectsTest(unittest.TestCase):
         self.assertEqual(same.version, 2)
 
 
-class ExampleTest(unittest.TestCase):
+class Example:
     def run_example(self, *command):
         done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT)
         self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
         self.assertIn("(SIGKILL); started again", done.stdout)
         self.assertIn("400 updates", done.stdout)
 
+
+class ExampleTest(Example, unittest.TestCase):
     def test_cpp(self):
         self.run_example(ranks.BUILD / "bin" / "actors")
 
     def test_python_actors_of_a_cpp_learner(self):
         self.run_example(ranks.BUILD / "bin" / "actors", sys.executable,
                          ranks.ROOT / "examples" / "python" / "actors.py")
-
-    def test_python(self):
-        self.run_example(sys.executable, ranks.ROOT / "examples" / "python" / "actors.py")
 
 
 if __name__ == "__main__":
