@@ -8,9 +8,10 @@
 - memory: the peak over time of the sum of PSS over ranks, divided by ranks, from the moment before
   the model is made, in a run of its own that is not timed. For `gloo-best` the least of its modes.
 - cost: what find_unused_parameters, wrapping at world size 1, and the fp16 and bf16 hooks add to a
-  step, and what the optimizer in backward and the sharded optimizer take from it: two models in one process that take turns;
+  step, and what the optimizer in backward takes from it: two models in one process that take turns;
   the median of the ratios of pairs.
-- zero: AdamW with our sharded optimizer beside torch's ZeroRedundancyOptimizer on Gloo.
+- zero: AdamW with our sharded optimizer beside the same fused AdamW on every rank without any
+  reduction, both with the step allocator, and beside torch's ZeroRedundancyOptimizer on Gloo.
 - rounded: means of a bucket that are rounded to 16 bits on the way, beside plain ones, in turns.
 - allocator: steps of the bare model in one process, with libtorch's allocator (also with huge
   pages, THP_MEM_ALLOC_ENABLE=1) and with ours.
@@ -42,12 +43,14 @@ COSTS = [
     ("mlp-100m", 2, "bf16", "ddp", 1.05),
     ("mlp-100m", 2, "sgd_in_backward", "ddp", 1.0),
     ("mlp-100m", 2, "adamw_in_backward", "adamw", 1.0),
-    # The bound of a replicated optimizer: no reduction, and the same fused AdamW.
-    ("mlp-100m", 2, "adamw_sharded", "adamw_alone", 1.0),
-    # No reduction, and a rank's part of that update: what cannot be had.
-    ("mlp-100m", 2, "adamw_sharded", "adamw_alone_part", None),
 ]
-ZERO = ("mlp-100m", 2, 1 / 1.5)  # model, ranks, most of ZeroRedundancyOptimizer's step
+ZERO = ("mlp-100m", 2)
+# Most of another's step that one with the sharded AdamW takes; None: only told.
+ZERO_BARS = {
+    "adamw_alone": 1.0,        # no reduction, and our fused AdamW: the bound of a replicated optimizer
+    "adamw_alone_part": None,  # no reduction, and a rank's part of that update
+    "zero": 1 / 1.5,           # ZeroRedundancyOptimizer on Gloo
+}
 # Most of stock libtorch's time, and of its time with huge pages, that a step takes with our allocator.
 ALLOCATOR_BARS = {"mlp-100m": (0.6, 0.95)}
 ALLOCATORS = {"stock": {"THP_MEM_ALLOC_ENABLE": "0"}, "huge-pages": {"THP_MEM_ALLOC_ENABLE": "1"},
@@ -137,7 +140,8 @@ class Bench:
                 *(("gloo", mode, "ddp") for mode in GLOO_MODES)]
 
     def starter(self, library):
-        return {"convoy": self.ours, "gloo": self.gloo, "bare": self.bare}[library]
+        return {"convoy": self.ours, "gloo": self.gloo, "bare": self.bare,
+                "adamw": self.adamw}[library]
 
     def model(self, model):
         times = self.times(model, self.ways(), self.options.ranks) if "step" in self.options.parts else {}
@@ -226,16 +230,21 @@ class Bench:
               f"{ratio - 1:+.2%}", flush=True)
         self.record(model, mode, beside, ranks, us, their_us, cost=round(ratio - 1, 4),
                     pairs=self.options.pairs)
-        if most is not None:
-            self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
+        self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
 
-    def zero(self, model, ranks, most):
-        ours = "convoy", (self.options.launch or ["default"])[0], "adamw_sharded"
-        theirs = "gloo", "zero", "ddp"
-        times = self.times(model, [ours, theirs], ranks)
-        self.record(model, "adamw_sharded", "zero", ranks, times[ours], times[theirs])
-        self.bar(times[ours] / times[theirs], most,
-                 f"{model}, {ranks} ranks: sharded AdamW, of ZeroRedundancyOptimizer")
+    def adamw(self, mode, ranks):
+        """`mode`: of bench_ddp."""
+        return self.start("adamw", mode, ranks, [sides.BIN / "bench_ddp"], ALLOCATORS["ours"])
+
+    def zero(self, model, ranks):
+        way = {mode: ("adamw", mode, mode) for mode in ["adamw_sharded", *ZERO_BARS] if mode != "zero"}
+        way["zero"] = "gloo", "zero", "ddp"
+        times = self.times(model, list(way.values()), ranks)
+        us = times[way["adamw_sharded"]]
+        for peer, most in ZERO_BARS.items():
+            self.record(model, "adamw_sharded", peer, ranks, us, times[way[peer]])
+            if most is not None:
+                self.bar(us / times[way[peer]], most, f"{model}, {ranks} ranks: adamw_sharded, of {peer}")
 
     def observe(self, model, ranks, most):
         side = self.ours((self.options.launch or ["default"])[0], ranks)
