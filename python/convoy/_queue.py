@@ -41,7 +41,7 @@ class _SharedObject:
         return _adopt, (type(self), [reduction.DupFd(fd) for fd in self._shared.descriptors()])
 
 
-def _adopt(kind: type, descriptors: list) -> _SharedObject:
+def _adopt(kind: type[_SharedObject], descriptors: list) -> _SharedObject:
     return kind._of(_C.Shared.adopt([descriptor.detach() for descriptor in descriptors]))
 
 

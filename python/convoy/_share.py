@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 from multiprocessing import reduction
+from typing import Any
 
 import torch
 from torch.multiprocessing import reductions as _torch
@@ -26,7 +27,7 @@ def _as_sent(kind: type, tensor: torch.Tensor) -> torch.Tensor:
 
 
 # Queues and events: values of their own, by the name of their kind.
-_shared_kinds: dict[type, str] = {}
+_shared_kinds: dict[Any, str] = {}
 
 
 def _of_shared(value):

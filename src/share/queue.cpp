@@ -30,7 +30,7 @@ void look_at_orphans() {
   auto cores = orphans().lock();
   for (auto& core : *cores) {
     try {
-      if (core->memory().leave()) done.push_back(std::move(core));
+      if (core->leave()) done.push_back(std::move(core));
     } catch (const Error& error) {
       log_info("queue: ", error.what());
     }
@@ -60,7 +60,7 @@ struct QueueImpl : Shared::Impl {
     end_offers();
     try {
       SharedObjects::end(memory.segment().key(), [this] {
-        if (memory.leave()) return;
+        if (core->leave()) return;
         watch_orphans();
         orphans().lock()->push_back(core);
       });

@@ -26,6 +26,20 @@ std::vector<int> QueueCore::descriptors() const {
   return {memory_.segment().fd(), store_.writer(), store_.reader()};
 }
 
+bool QueueCore::leave() {
+  return memory_.leave([](std::string_view item) {
+    try {
+      for (const WireRegion& wire : parse_message(item).regions) {
+        const auto region = Depot::instance().find({wire.device, wire.inode});
+        if (region && region->own()) return true;
+      }
+    } catch (const Error&) {
+      // It will be counted as lost.
+    }
+    return false;
+  });
+}
+
 // Under the lock of the memory. What no item needs, and whose owner has ended or given it back, is
 // dropped: it would keep that memory as long as the queue lives.
 void QueueCore::prune(bool departed) {
@@ -104,15 +118,15 @@ void QueueCore::leave_blocks(const WireMessage& message, std::uint32_t& number,
                              std::atomic<std::uint32_t>& progress) {
   for (const WireBlock& block : message.blocks) {
     if (number++ < progress.load()) continue;  // the taker has done so
-    progress.fetch_add(1);
-    if ((block.book & WireBlock::kLocal) == 0) continue;
     try {
       const auto region = find(message.regions.at(block.book & ~WireBlock::kLocal));
       const Book& book = region->book();
+      progress.fetch_add(1);
       // While it is under way a block cannot end: of another generation it is another's.
       if (book && book.is_block(block.entry, 1) && book.generation(block.entry) == block.generation)
         book.leave_transit(block.entry);
     } catch (const std::exception& error) {
+      progress.store(number);
       log_info("queue: memory of a lost item: ", error.what());
     }
   }

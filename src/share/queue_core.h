@@ -22,6 +22,8 @@ class QueueCore {
   QueueCore(Segment memory, UniqueFd writer, UniqueFd reader);
 
   QueueMemory& memory() { return memory_; }
+  // QueueMemory::leave: items that name memory of this process concern it.
+  bool leave();
   std::vector<int> descriptors() const;
 
   // Puts the region into the store, if it was not there in this epoch of the memory.

@@ -570,7 +570,7 @@ void QueueMemory::drain() {
   }
 }
 
-bool QueueMemory::leave() {
+bool QueueMemory::leave(const std::function<bool(std::string_view)>& concerns) {
   look_for_dead();
   const std::size_t me = self();
   bool others = false, mine = false;
@@ -583,8 +583,10 @@ bool QueueMemory::leave() {
     const ProcessWord self_word = own_process_word();
     for (std::uint32_t i = 0; i < slots_; ++i) {
       Slot& s = slot(i);
-      mine = mine ||
-             (state_of(s.word.load(std::memory_order_acquire)) != kFree && s.producer == self_word);
+      if (state_of(s.word.load(std::memory_order_acquire)) == kFree) continue;
+      const std::size_t bytes = std::min(s.bytes, shape_.item_bytes);
+      mine = mine || s.producer == self_word ||
+             (concerns && concerns({reinterpret_cast<const char*>(s.data()), bytes}));
     }
     members_[me].passive = 1;
     if (others && mine) return false;

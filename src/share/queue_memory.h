@@ -105,10 +105,10 @@ class QueueMemory {
   // Counts processes that left or died.
   std::uint32_t departures() const;
 
-  // This process uses it no more. False: it has left items there while others still use the queue,
-  // and stays as a passive member. Callable again: to find out whether that has changed. Whoever is
-  // the last settles what is left.
-  bool leave();
+  // This process uses it no more. False: there are items that it put, or that concern it, while
+  // others still use the queue, and it stays as a passive member. Callable again: to find out
+  // whether that has changed. Whoever is the last settles what is left.
+  bool leave(const std::function<bool(std::string_view item)>& concerns = {});
   void come_back();  // after leave() was false
 
   // Tests.

@@ -6,6 +6,8 @@
 #include <random>
 #include <thread>
 
+#include "base/concat.h"
+
 namespace convoy::share::test {
 
 void run_queue_kills(int victims, unsigned seed) {
@@ -14,6 +16,7 @@ void run_queue_kills(int victims, unsigned seed) {
     {
       const Queue queue = meet_queue(r, {.capacity = 8});
       std::mt19937 random(seed * 100 + static_cast<unsigned>(r.id()));
+      r.store()->set(concat("process", r.id()), std::to_string(own_process_word()));
       r.mark("running");
       std::vector<at::Tensor> kept;
       const auto step = [&] {
@@ -33,6 +36,11 @@ void run_queue_kills(int victims, unsigned seed) {
       for (bool over = false; !over;) {
         for (int i = 0; i < 50; ++i) step();
         over = r.store()->add("over", 0) != 0;
+      }
+      // A victim that still runs may pass on what is this process's when it has left the queue.
+      for (int v = 1; v < r.size(); ++v) {
+        const auto word = r.store()->get(concat("process", v), r.deadline());
+        while (is_running(std::stoull(word))) std::this_thread::yield();
       }
       const auto limit = soon();
       while (!limit.expired() && queue.try_get()) {
