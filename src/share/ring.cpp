@@ -80,6 +80,7 @@ std::atomic<std::uint32_t>& Ring::reader_sleeps() const { return head().reader_s
 std::atomic<std::uint32_t>& Ring::writer_sleeps() const { return head().writer_sleeps; }
 
 void Ring::copy_in(std::uint64_t at, std::span<const std::byte> bytes) const {
+  if (bytes.empty()) return;  // which may be at nullptr, and memcpy may not
   const std::size_t begin = at % kCapacity;
   const std::size_t first = std::min(bytes.size(), kCapacity - begin);
   std::memcpy(data() + begin, bytes.data(), first);
@@ -87,6 +88,7 @@ void Ring::copy_in(std::uint64_t at, std::span<const std::byte> bytes) const {
 }
 
 void Ring::copy_out(std::uint64_t at, std::span<std::byte> bytes) const {
+  if (bytes.empty()) return;
   const std::size_t begin = at % kCapacity;
   const std::size_t first = std::min(bytes.size(), kCapacity - begin);
   std::memcpy(bytes.data(), data() + begin, first);
