@@ -22,14 +22,15 @@ struct SmallImpl : Shared::Impl {
   ~SmallImpl() override {
     end_offers();
     try {
-      SharedObjects::end(segment.key(), [this] {
-        if constexpr (std::same_as<Memory, BarrierMemory>) memory().leave();
-      });
+      SharedObjects::end(segment.key(), [this] { leave(); });
     } catch (const Error& error) {
       log_warn(error.what());
     }
   }
   Memory& memory() const { return *reinterpret_cast<Memory*>(segment.data()); }
+  void leave() const {
+    if constexpr (std::same_as<Memory, BarrierMemory>) memory().leave();
+  }
   std::vector<int> descriptors() const override { return {segment.fd()}; }
 
   const Segment segment;
