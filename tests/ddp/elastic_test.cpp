@@ -18,7 +18,7 @@ torch::nn::Sequential make_net() {
       5, [] { return torch::nn::Sequential(Linear(6, 40), torch::nn::Tanh(), Linear(40, 1)); });
 }
 
-constexpr int kBatch = 12;  // of all members together, however many they are
+constexpr int kBatch = 12;                  // of all members together, however many they are
 constexpr std::uint64_t kLastBatch = 1000;  // for comparisons
 struct Batch {
   at::Tensor input, target;
