@@ -29,8 +29,10 @@ bool Reducer::Impl::can_stay(std::size_t index) const {
   const at::Tensor& gradient = tensors_[index].grad();
   if (!births_ || !travels_in_pieces() || slot.nbytes() < kLeastPiece) return false;
   const ShardPort* const port = port_of(bucket);
-  const bool is_read_in_place = port == nullptr || (port->reads_in_place() && defers(bucket));
-  if (hook_ || join_ || !consumers_.empty() || !is_read_in_place ||
+  // What is written to while backward runs must be nobody else's, and autograd may make a view of
+  // what it still needs the gradient of a parameter: in `w.unsqueeze(0) + x` both get one memory.
+  const bool may_stay = port == nullptr ? late_now_ : port->reads_in_place() && defers(bucket);
+  if (hook_ || join_ || !consumers_.empty() || !may_stay ||
       options_.nonfinite != NonFinite::kIgnore) {
     return false;
   }
