@@ -74,12 +74,35 @@ struct DdpOptions {
 class LowPrecisionCopies;  // opaque
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// What DdpCore sees of a module: one of torch::nn, or of another language.
+class DdpModule {
+ public:
+  virtual ~DdpModule() = default;
+
+  virtual std::string name() const = 0;
+  virtual bool is_training() const = 0;
+  // In the same order on all ranks; a shared one under each of its names.
+  virtual NamedTensors parameters() const = 0;
+  // Asked for each time: a module may replace its buffers.
+  virtual NamedTensors buffers() const = 0;
+  // Parameters whose gradients are sparse.
+  virtual std::vector<at::Tensor> sparse() const = 0;
+  // Statistics of normalisation layers in training mode: their forward writes them without telling
+  // autograd, and their backward does not read them.
+  virtual std::vector<at::Tensor> statistics() const = 0;
+  virtual bool has_sync_batch_norm() const = 0;
+  // Why it cannot be wrapped, which is thrown on all ranks; empty: it can.
+  virtual std::string error() const { return {}; }
+};
+
 // Takes the place of the broadcast of buffers: communicates over `group` and writes into them.
 using BufferHook = std::function<void(const ProcessGroup& group, const NamedTensors& buffers)>;
 
 // What DistributedDataParallel does, whatever the type of its module. Thread-safety as for Reducer.
 class DdpCore {
  public:
+  DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const DdpOptions& options);
   DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DdpOptions& options);
   ~DdpCore();
   DdpCore(DdpCore&&) noexcept;
@@ -87,6 +110,8 @@ class DdpCore {
 
   void before_forward();
   void after_forward(const std::vector<at::Tensor*>& outputs);
+  // Instead of after_forward().
+  void forward_failed();
   void sync_buffers();
   void set_buffer_hook(BufferHook hook, BufferSync when);
   // `self` is what the Join knows.
@@ -103,11 +128,13 @@ class DdpCore {
   // The type that tensors on their way into forward become, if any.
   std::optional<at::ScalarType> input_type() const;
 
-  void save(torch::serialize::OutputArchive& archive) const;
-  void load(torch::serialize::InputArchive& archive);
+  // With mixed precision a forward without a backward leaves copies of the parameters in their
+  // place; this puts them back.
+  void restore_parameters() const;
 
  private:
   friend class DdpJoinHook;
+  friend class JoinPart;
   ReducerOptions reducer_options() const;
   void make_parameter_groups();
   NamedTensors buffers() const;
@@ -117,7 +144,7 @@ class DdpCore {
   void cast_buffers(at::ScalarType type);
   std::string error_in(const MixedPrecision& mixed) const;
 
-  std::shared_ptr<torch::nn::Module> module_;
+  std::shared_ptr<DdpModule> module_;
   ProcessGroup group_;
   DdpOptions options_;
   std::unique_ptr<Reducer> reducer_;
@@ -129,6 +156,31 @@ class DdpCore {
   // Shared with the reducer's watch.
   std::shared_ptr<LowPrecisionCopies> copies_;
   bool lowered_here_ = false;  // by this forward
+};
+
+// A model's part of a Join that somebody else conducts, such as torch.distributed.algorithms.Join:
+// that one tells when a step begins, and when a rank takes part without inputs. A step is one
+// forward and one backward, or a forward inside of no_sync().
+class JoinPart {
+ public:
+  // The core stays where it is. kInvalidArgument as for Join.
+  JoinPart(DdpCore& core, const JoinOptions& options);
+  ~JoinPart();
+  JoinPart(const JoinPart&) = delete;
+  JoinPart& operator=(const JoinPart&) = delete;
+
+  // Before the forward of a rank that has an input; collective, with shadow() of those that have
+  // none. kInvalidArgument on all ranks if some of them are in no_sync() and others not.
+  void step();
+  // kRemote if the backward fails.
+  void shadow();
+  // When no rank has inputs any more. Collective: the model becomes that of the greatest rank of
+  // those that say so.
+  void finish(bool is_last_joiner);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 namespace detail {
@@ -249,12 +301,14 @@ class DistributedDataParallel : public Joinable {
   // torch::save and torch::load, as of the module itself.
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                      const DistributedDataParallel& model) {
-    model.core_.save(archive);
+    model.core_.restore_parameters();
+    model.module_->save(archive);
     return archive;
   }
   friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
                                                     DistributedDataParallel& model) {
-    model.core_.load(archive);
+    model.core_.restore_parameters();
+    model.module_->load(archive);
     return archive;
   }
 
@@ -262,9 +316,18 @@ class DistributedDataParallel : public Joinable {
   template <class... Args>
   auto run(Args&&... args) {
     core_.before_forward();
-    auto output = module_->forward(std::forward<Args>(args)...);
+    auto output = compute(std::forward<Args>(args)...);
     core_.after_forward(tensors_in(output));
     return output;
+  }
+  template <class... Args>
+  decltype(auto) compute(Args&&... args) {
+    try {
+      return module_->forward(std::forward<Args>(args)...);
+    } catch (...) {
+      core_.forward_failed();
+      throw;
+    }
   }
 
   std::shared_ptr<Module> module_;

@@ -27,9 +27,10 @@ from torch.distributed import _dist2
 from convoy import _C, _groups
 from convoy._C import (ConvoyBackend, GradBucket, Options, allocator_stats, install_allocator,
                        is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator)
-from convoy._ddp import DistributedDataParallel
+from convoy._ddp import DistributedDataParallel, MixedPrecision
 from convoy._error import Error
 from convoy._groups import current_group, new_group, process_group
+from convoy._join import Join
 from convoy._C import (get_sharing_strategy, is_shared, set_sharing_strategy, share_memory_,
                        share_usage, trim)
 from convoy._sharded import ShardedOptimizer
@@ -40,7 +41,7 @@ from convoy._processes import (Processes, Published, Slot, Slots, Snapshot, pare
 from _convoy import autoload as _autoload
 
 __all__ = ["Channel", "ConvoyBackend", "DistributedDataParallel", "Error", "Event", "GradBucket",
-           "Listener", "Options", "Processes", "Published", "Queue", "ShardedOptimizer", "Slot",
+           "Join", "Listener", "MixedPrecision", "Options", "Processes", "Published", "Queue", "ShardedOptimizer", "Slot",
            "Slots", "Snapshot", "allocator_stats", "channel", "connect", "current_group",
            "get_sharing_strategy", "install_allocator", "install_reductions",
            "is_allocator_installed", "is_shared", "launcher_store", "listen", "new_group",

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join as TorchsJoin, Joinable, _JoinConfig
 from torch.nn.parameter import UninitializedParameter
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from convoy import _C
 from convoy._error import Error
+from convoy._join import Join, ModelPart
 
 CPU = torch.device("cpu")
 
@@ -21,7 +25,19 @@ CPU = torch.device("cpu")
 _made: dict[str, int] = {}
 
 
-class DistributedDataParallel(nn.Module):
+@dataclasses.dataclass
+class MixedPrecision:
+    """Forward and backward compute with copies of the parameters in param_dtype, gradients travel in
+    reduce_dtype (unset: in param_dtype), buffers become buffer_dtype for good. Parameters, optimizers
+    and checkpoints stay in their own. Only floating-point tensors are cast: docs/ddp.md."""
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+
+class DistributedDataParallel(nn.Module, Joinable):
     """torch.nn.parallel.DistributedDataParallel for CPU modules, over any backend of torch.distributed.
 
         model = convoy.DistributedDataParallel(model)
@@ -39,62 +55,103 @@ class DistributedDataParallel(nn.Module):
                  skip_all_reduce_unused_params=False, bucket_cap_mb_list=None,
                  batched_grad_copy=False, forward_sync_buffers=None):
         super().__init__()
-        _refuse(device_ids or output_device is not None, "device_ids and output_device: modules are on the CPU")
-        _refuse(dim != 0, "dim: inputs are not scattered")
-        _refuse(mixed_precision is not None, "mixed_precision: use the C++ class, or autocast")
-        _refuse(device_mesh is not None and process_group is not None,
-                "device_mesh and process_group: give one of them")
+        Joinable.__init__(self)
+        _refuse(device_ids or output_device is not None,
+                f"device_ids and output_device are for GPUs, and modules are on the CPU here: got "
+                f"device_ids {device_ids}, output_device {output_device}")
+        _refuse(dim != 0, f"dim is {dim}, but inputs are not scattered")
+        _refuse(param_to_hook_all_reduce is not None and delay_all_reduce_named_params is None,
+                "param_to_hook_all_reduce is for delay_all_reduce_named_params, which is not given")
         if broadcast_buffers is not None and forward_sync_buffers is not None:
-            raise Error("broadcast_buffers is the old name of forward_sync_buffers: give one of them",
-                        "invalid argument")
+            warnings.warn("broadcast_buffers is the old name of forward_sync_buffers, which counts",
+                          FutureWarning, stacklevel=2)
+        if check_reduction:
+            warnings.warn("check_reduction has no meaning: every backward is checked", FutureWarning,
+                          stacklevel=2)
+        self.process_group = _group_of(module, process_group, device_mesh)
+        self.device_mesh = device_mesh
         self.module = module
-        given = device_mesh.get_group() if device_mesh is not None else process_group
-        self.process_group = given or _world("wrap a module in")
+        self.device, self.device_type, self.device_ids, self.output_device = CPU, "cpu", None, None
+        self.dim, self.mixed_precision = dim, mixed_precision
         sync = forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers
-        self.forward_sync_buffers = True if sync is None else sync
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
+        existing = {name for name, _ in (*module.named_parameters(remove_duplicate=False),
+                                         *module.named_buffers(remove_duplicate=False))}
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", []))
+        self.parameters_to_ignore = ignored
         # Of torch; here a cap of -1 or None is ours: 25 MB, the first bucket 1 MB.
         caps = [float(cap) for cap in bucket_cap_mb_list or [bucket_cap_mb or 0] if cap and cap > 0]
+        self.bucket_bytes_cap = int((max(caps) if caps else 25) * 2**20)
+        # torch takes pairs of name and parameter, or here names.
+        delayed = [each if isinstance(each, str) else each[0] for each in delay_all_reduce_named_params or []]
         self._arguments: dict[str, Any] = dict(
             bucket_cap_mb_list=caps, find_unused_parameters=bool(find_unused_parameters),
             static_graph=bool(static_graph or getattr(module, "_ddp_static_graph", False)),
             gradient_as_bucket_view=bool(gradient_as_bucket_view),
-            skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params))
-        # What came by name: (name, parameter). torch takes pairs, or names.
-        delayed = [each if isinstance(each, str) else each[0] for each in delay_all_reduce_named_params or []]
-        self._delayed = delayed
-        self._buffer_hook: tuple[Any, Callable[..., Any]] | None = None
-        self._hook_after_forward = False
-        self._make_reducer(init_sync)
+            skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
+            forward_sync_buffers=True if sync is None else bool(sync),
+            ignore=sorted(ignored & existing), delayed=delayed, mixed_precision=_types(mixed_precision))
+        self._make_core(init_sync, keeps_buffers=broadcast_buffers is False and forward_sync_buffers is None)
 
-    def _make_reducer(self, init_sync: bool) -> None:
-        found = _Parameters(self.module, self.parameters_to_ignore, self._delayed)
-        self._names = found.names
-        self.reducer = _C.Reducer(
-            found.tensors, _backend(self.process_group), _store(self.process_group),
-            names=found.names, sparse=found.sparse, delayed=found.delayed, error=found.error,
-            must_agree=found.buffers, **self._arguments)
-        if init_sync and self.process_group.size() > 1:
-            self.reducer.broadcast([tensor.detach() for tensor in found.tensors]
-                                   + [buffer for _, buffer in self._named_buffers()])
+    def _make_core(self, init_sync: bool, keeps_buffers: bool = False) -> None:
+        """keeps_buffers: broadcast_buffers=False means so from the start."""
+        self._core = _C.DdpCore(
+            _Module(self.module), _backend(self.process_group), _store(self.process_group),
+            init_sync=bool(init_sync) and not keeps_buffers, **self._arguments)
+        self.reducer = self._core.reducer
+        if init_sync and keeps_buffers and self.process_group.size() > 1:
+            self.reducer.broadcast([each.detach() for each in self.reducer.parameters()])
+        self._lowers = self._arguments["mixed_precision"] is not None
+        self._input_type = self._core.input_type
+        self._part: ModelPart | None = None
+        self._pause: Any = None  # of require_backward_grad_sync = False
+        self._begun = False
+        self._error = ""
 
     # --- a step ---
 
     def forward(self, *inputs, **kwargs):
+        core = self._core
         if not torch.is_grad_enabled():
-            return self.module(*inputs, **kwargs)
-        self.reducer.before_forward()
-        if not self._hook_after_forward:
-            self._sync_buffers_in_training()
-        output = self.module(*inputs, **kwargs)
-        if self._hook_after_forward:
-            self._sync_buffers_in_training()
-        return _with_tensors(output, lambda tensors: self.reducer.prepare_for_backward(
-            tensors, in_step=self.training))
+            if not self._lowers:
+                return self.module(*inputs, **kwargs)
+        else:
+            if not self._begun:
+                self._begin()
+            if self._join_config.enable and self._part is not None:
+                TorchsJoin.notify_join_context(self)
+                self._part.step()
+        if self._input_type is not None:
+            inputs, kwargs = tree_map_only(torch.Tensor, self._cast, (inputs, kwargs))
+        core.before_forward(self.training)
+        try:
+            output = self.module(*inputs, **kwargs)
+        except BaseException:
+            core.forward_failed()
+            raise
+        if type(output) is torch.Tensor:
+            return core.after_forward([output])[0]
+        return _with_tensors(output, core.after_forward)
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._input_type) if tensor.is_floating_point() else tensor
+
+    def _begin(self) -> None:
+        """Before the first forward."""
+        self._begun = True
+        self._take_optimizers_in_backward()
 
     @property
     def require_backward_grad_sync(self) -> bool:
         return not self.reducer.is_paused
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        if value and self._pause is not None:
+            self._pause.__exit__()
+            self._pause = None
+        elif not value and self._pause is None:
+            self._pause = self.reducer.no_sync()
+            self._pause.__enter__()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -106,6 +163,52 @@ class DistributedDataParallel(nn.Module):
         """Reduces what was accumulated, without a backward. Collective."""
         self.reducer.sync_gradients()
 
+    # --- other ranks, other groups ---
+
+    def update_process_group(self, process_group: dist.ProcessGroup) -> None:
+        """Goes on with another group: one without dead ranks, or with ranks that join.
+
+        Collective in the new group; those who join wrap the same module in a group of their own
+        first. Parameters, buffers and states of sharded optimizers become those of the rank that has
+        made most backwards; hooks and optimizers stay, gradients are None.
+        """
+        self._core.update_process_group(_backend(process_group), _store(process_group))
+        self.process_group = process_group
+
+    def _update_process_group(self, new_process_group) -> None:
+        """Also called by ranks that are not in the new group, for which nothing changes."""
+        if not dist.distributed_c10d._rank_not_in_group(new_process_group):
+            self.update_process_group(new_process_group)
+
+    def join(self, divide_by_initial_world_size: bool = True, enable: bool = True,
+             throw_on_early_termination: bool = False) -> Join:
+        """`with model.join():` around a loop whose ranks have different numbers of inputs."""
+        return Join([self], enable, throw_on_early_termination,
+                    divide_by_initial_world_size=divide_by_initial_world_size)
+
+    def _joinable(self) -> _C.DdpCore:
+        return self._core
+
+    def join_hook(self, **kwargs) -> ModelPart:
+        """For torch.distributed.algorithms.Join."""
+        self._leave_join()
+        self._part = ModelPart(self, kwargs.get("divide_by_initial_world_size", True))
+        return self._part
+
+    def _leave_join(self) -> None:
+        if self._part is not None:
+            self._part.drop()
+        self._part = None
+        self._join_config = _JoinConfig.construct_disabled_join_config()
+
+    @property
+    def join_device(self) -> torch.device:
+        return CPU
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self.process_group
+
     # --- hooks ---
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
@@ -114,50 +217,119 @@ class DistributedDataParallel(nn.Module):
             raise TypeError("Communication hook must be callable.")
         self.reducer.register_comm_hook(state, hook)
 
+    def _register_builtin_comm_hook(self, comm_hook_type) -> None:
+        """dist.BuiltinCommHookType, or its name; also "BF16_COMPRESS"."""
+        self.reducer.register_builtin_comm_hook(getattr(comm_hook_type, "name", comm_hook_type))
+
+    def _register_fused_optim(self, optim: type, *args, optim_params=None, **kwargs) -> None:
+        """As torch's: a functional optimizer of torch.distributed.optim in a comm hook. Faster, and with
+        clipping, accumulation and checkpoints: convoy.ShardedOptimizer(..., in_backward=True)."""
+        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
+
+        try:
+            _as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
+        except NotImplementedError as error:
+            raise ValueError(f"{optim} has no overlapped form in torch") from error
+
+    def _take_optimizers_in_backward(self) -> None:
+        """Those of torch.distributed.optim._apply_optimizer_in_backward get reduced gradients."""
+        takes = [hasattr(each, "_in_backward_optimizers") for each in self.reducer.parameters()]
+        if not any(takes):
+            return
+        from torch.distributed.optim import apply_optimizer_in_backward as applied
+
+        handles = getattr(applied, "param_to_optim_hook_handle_map", None)
+        if handles is None:  # the module and its function have one name
+            import sys
+
+            handles = sys.modules["torch.distributed.optim.apply_optimizer_in_backward"].param_to_optim_hook_handle_map
+        for each in self.reducer.parameters():
+            for handle in handles.get(each, []):
+                handle.remove()
+
+        def step(buckets: list[_C.GradBucket], used: list[bool]) -> None:
+            for bucket in buckets:
+                for index, each, gradient in zip(bucket.indices(), bucket.parameters(), bucket.gradients()):
+                    if not used[index] or not hasattr(each, "_in_backward_optimizers"):
+                        continue
+                    each.grad = gradient
+                    for optimizer in each._in_backward_optimizers:
+                        optimizer.step()
+                    each.grad = None
+
+        self.reducer.register_consumer(takes, step)
+
     def _register_buffer_comm_hook(self, state, hook: Callable, comm_hook_location=None) -> None:
         if not callable(hook):
             raise TypeError("Buffer communication hook must be callable.")
-        self._buffer_hook = state, hook
-        self._hook_after_forward = getattr(comm_hook_location, "name", "POST_FORWARD") == "POST_FORWARD"
+
+        def run(buffers: dict[str, torch.Tensor]) -> None:
+            futures = hook(state, buffers)
+            if futures is not None:
+                torch.futures.collect_all(futures).wait()
+
+        after = getattr(comm_hook_location, "name", "POST_FORWARD") == "POST_FORWARD"
+        self._core.set_buffer_hook(run, after)
 
     # --- buffers ---
 
-    def _named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, buffer) for name, buffer in self.module.named_buffers()
-                if name not in self.parameters_to_ignore]
+    @property
+    def forward_sync_buffers(self) -> bool:
+        return self._arguments["forward_sync_buffers"]
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        return self.forward_sync_buffers
+
+    @property
+    def named_module_buffers(self) -> dict[str, torch.Tensor]:
+        return {name: buffer for name, buffer in self.module.named_buffers()
+                if name not in self.parameters_to_ignore}
+
+    @property
+    def modules_buffers(self) -> list[torch.Tensor]:
+        return list(self.named_module_buffers.values())
 
     def will_sync_module_buffers(self) -> bool:
         return bool(self.forward_sync_buffers and self.require_backward_grad_sync
-                    and self.process_group.size() > 1 and self._named_buffers())
-
-    def _sync_buffers_in_training(self) -> None:
-        if self.training and self.will_sync_module_buffers():
-            self._sync_buffers()
+                    and self.process_group.size() > 1 and self.named_module_buffers)
 
     def _sync_buffers(self) -> None:
         """Buffers become rank 0's. Collective."""
-        buffers = self._named_buffers()
-        if self._buffer_hook:
-            state, hook = self._buffer_hook
-            futures = hook(state, dict(buffers))
-            if futures is not None:
-                torch.futures.collect_all(futures).wait()
-            return
-        # Running statistics are not part of any graph: their change must not be noticed by one.
-        statistics = {id(each) for module in self.module.modules()
-                      if isinstance(module, nn.modules.batchnorm._NormBase)
-                      for each in module.buffers(recurse=False)}
-        self.reducer.broadcast([each.data if id(each) in statistics else each for _, each in buffers])
+        self._core.sync_buffers()
 
     # --- what torch's class has besides ---
 
+    @property
+    def find_unused_parameters(self) -> bool:
+        return self._arguments["find_unused_parameters"]
+
+    @property
+    def gradient_as_bucket_view(self) -> bool:
+        return self._arguments["gradient_as_bucket_view"]
+
+    @property
+    def static_graph(self) -> bool:
+        return self._arguments["static_graph"]
+
     def _set_static_graph(self) -> None:
-        if self._arguments["static_graph"]:
-            return
-        if self.reducer.stats()["backwards"]:
-            raise Error("_set_static_graph() comes before the first backward", "invalid argument")
+        try:
+            self._core.set_static_graph()
+        except Error as error:
+            self._error = f"_set_static_graph should be called before training loop starts: {error}"
+            raise Error(self._error, error.kind) from None
         self._arguments["static_graph"] = True
-        self._make_reducer(init_sync=False)
+
+    def _set_sparse_metadata(self, global_unique_ids: dict[str, torch.Tensor]) -> None:
+        """Rows that sparse gradients have on all ranks together, by name, for the next backward."""
+        self.reducer.set_sparse_metadata(global_unique_ids)
+
+    def _check_reducer_finalized(self) -> None:
+        """Raises if the last backward still waits for gradients."""
+        self.reducer.before_forward()
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Nothing to set: outputs may be modified in place, and are not copied for it."""
 
     @classmethod
     def _set_params_and_buffers_to_ignore_for_model(cls, module, params_and_buffers_to_ignore) -> None:
@@ -171,57 +343,147 @@ class DistributedDataParallel(nn.Module):
             if name not in ignored and f"module.{name}" not in ignored:
                 yield (name, parameter) if named_params else parameter
 
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
+        self._core.set_sample_rate(sample_rate)
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return self.reducer.stats() | {"world_size": self.process_group.size(),
-                                       "rank": self.process_group.rank(), **self._arguments}
+        """What torch logs, by torch's names. Times are nanoseconds."""
+        data: dict[str, Any] = {name: value if name in _TEXTS else int(value)
+                                for name, value in self._core.stats().items()}
+        data["dtypes"] = ", ".join(sorted(data["dtypes"].lower().split(", ")))
+        if not data["bucket_sizes"]:
+            data["bucket_sizes"] = self._planned_bucket_sizes()
+        if self._error:
+            data |= {"has_error": 1, "error": self._error}
+        environment = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
+        return data | {name.lower(): os.environ.get(name, "N/A") for name in environment}
+
+    def _planned_bucket_sizes(self) -> str:
+        """Before the first backward tells the order."""
+        parameters = [each for each in self.reducer.parameters() if each.requires_grad]
+        lists, _ = dist._compute_bucket_assignment_by_size(parameters, [self.bucket_bytes_cap])
+        sizes = [sum(parameters[i].nbytes for i in indices) for indices in reversed(lists)]
+        return ", ".join(map(str, sizes))
+
+    # --- state ---
+
+    def state_dict(self, *args, **kwargs):
+        self._core.restore_parameters()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        self._core.restore_parameters()
+        return super().load_state_dict(*args, **kwargs)
 
     def __getstate__(self):
         """As torch's: a copy, or a model that comes out of a file, makes a new reducer."""
+        self._core.restore_parameters()
         state = self.__dict__.copy()
-        for name in ("reducer", "process_group"):
+        for name in ("reducer", "process_group", "device_mesh", "_core", "_part", "_pause"):
             del state[name]
-        return state
+        return state | {"_join_config": _JoinConfig.construct_disabled_join_config()}
 
-    def __setstate__(self, state) -> None:
+    def __reduce_ex__(self, protocol):
+        if self.process_group is not dist.group.WORLD:
+            raise ValueError("DistributedDataParallel: only a model of the default group can be pickled: "
+                             "where it is loaded, nobody knows of others")
+        return super().__reduce_ex__(protocol)
+
+    def __setstate__(self, state, process_group=None) -> None:
         super().__setstate__(state)
-        self.process_group = _world("load it into")
-        self._make_reducer(init_sync=False)
+        self.process_group = process_group or _world("load it into")
+        self.device_mesh = None
+        self._make_core(init_sync=False)
 
     def __deepcopy__(self, memo):
         made = self.__class__.__new__(self.__class__)
         memo[id(self)] = made
         state = {name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()}
-        made.__setstate__(state)
+        made.__setstate__(state, self.process_group)
         return made
 
 
-class _Parameters:
-    """What the reducer is told of a module. What is wrong is told to all ranks by it: `error`."""
+# So that isinstance() and what looks for a wrapped module know it.
+nn.parallel.DistributedDataParallel.register(DistributedDataParallel)
 
-    def __init__(self, module: nn.Module, ignored: set[str], delayed: list[str]):
-        named = [(name, tensor) for name, tensor in module.named_parameters() if name not in ignored]
-        self.names = [name for name, _ in named]
-        self.tensors = [tensor for _, tensor in named]
-        sparse = {id(each.weight) for each in module.modules()
-                  if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse}
-        self.sparse = [i for i, tensor in enumerate(self.tensors) if id(tensor) in sparse]
-        self.delayed = [self.names.index(name) for name in delayed if name in self.names]
-        self.buffers = [f"buffer {name}: {buffer.dtype} of sizes {list(buffer.shape)}"
-                        for name, buffer in module.named_buffers() if name not in ignored]
-        existing = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-        unknown = sorted(name for name in {*delayed} if name not in existing)
-        self.error = f"there is no parameter {', '.join(unknown)}" if unknown else ""
-        if any(isinstance(each, UninitializedParameter) for each in self.tensors):
-            self.tensors, self.names, self.sparse, self.delayed = [], [], [], []
-            self.error = ("modules with uninitialized parameters cannot be wrapped: run a dummy "
-                          "forward pass first")
-        elif any(each.device != CPU for each in self.tensors):
-            self.error = "parameters must be on the CPU"
+# Of the logging data; the rest are numbers.
+_TEXTS = {"module_name", "backend_name", "device_ids", "dtypes", "comm_hook", "bucket_sizes",
+          "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices",
+          "prev_iteration_grad_ready_order_indices", "error"}
+
+
+class _Module:
+    """What the C++ class sees of a module. What is wrong is told to all ranks by it."""
+
+    def __init__(self, module: nn.Module):
+        self.name = type(module).__name__
+        self._module = module
+        self._look_at_buffers()
+
+    def error(self) -> str:
+        tensors = list(self._module.parameters())
+        if any(isinstance(each, UninitializedParameter) for each in tensors):
+            return "modules with uninitialized parameters cannot be wrapped: run a dummy forward pass first"
+        if any(each.device != CPU for each in tensors):
+            return "parameters must be on the CPU"
+        if any(isinstance(each, nn.SyncBatchNorm) for each in self._module.modules()):
+            return "torch's SyncBatchNorm works on GPUs only"
+        return ""
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [] if self.error() else list(self._module.named_parameters(remove_duplicate=False))
+
+    def sparse(self) -> list[torch.Tensor]:
+        return [each.weight for each in self._module.modules()
+                if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse]
+
+    def _look_at_buffers(self) -> None:
+        modules = list(self._module.modules())
+        self._counts = [(each._buffers, len(each._buffers)) for each in modules]
+        self._buffers = list(self._module.named_buffers())
+        self._places = [(each._buffers, name, buffer) for each in modules
+                        for name, buffer in each._buffers.items()]
+        self._norms = [(each, [buffer for buffer in each.buffers(recurse=False)]) for each in modules
+                       if isinstance(each, nn.modules.batchnorm._NormBase)]
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """In each step: a walk over all modules takes a while, and finds what it found before."""
+        if (any(len(held) != count for held, count in self._counts)
+                or any(held.get(name) is not buffer for held, name, buffer in self._places)):
+            self._look_at_buffers()
+        return self._buffers
+
+    def statistics(self) -> list[torch.Tensor]:
+        return [buffer for norm, buffers in self._norms if norm.training for buffer in buffers]
 
 
 def _refuse(given: object, text: str) -> None:
     if given:
-        raise Error(f"DistributedDataParallel: {text}", "unsupported")
+        raise ValueError(f"DistributedDataParallel: {text}")
+
+
+def _types(given) -> tuple | None:
+    """Of torch's _MixedPrecision, FSDP's, or ours."""
+    if given is None:
+        return None
+    _refuse(getattr(given, "keep_low_precision_grads", False),
+            "mixed_precision.keep_low_precision_grads: gradients are of the parameters' own type")
+    return (given.param_dtype, given.reduce_dtype, given.buffer_dtype,
+            getattr(given, "cast_forward_inputs", True))
+
+
+def _group_of(module: nn.Module, process_group, device_mesh) -> dist.ProcessGroup:
+    if device_mesh is None:
+        return process_group if process_group is not None else _world("wrap a module in")
+    _refuse(process_group is not None, "give process_group or device_mesh, not both")
+    _refuse(device_mesh.ndim != 1, f"a device_mesh has one dimension here: got {device_mesh}")
+    if device_mesh._get_root_mesh() != device_mesh:  # the other dimensions are tensor parallel
+        from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+        _pre_dp_module_transform(module)
+    return device_mesh.get_group(mesh_dim=0)
 
 
 def _world(purpose: str) -> dist.ProcessGroup:
@@ -240,8 +502,11 @@ def _store(group: dist.ProcessGroup):
     entry = dist.distributed_c10d._world.pg_map.get(group)
     if entry is None:
         return None
-    count = _made[group.group_name] = _made.get(group.group_name, 0) + 1
-    return dist.PrefixStore(f"convoy/ddp/{count}", entry[1])
+    # A rank that has joined has wrapped fewer.
+    count = torch.tensor([_made.get(group.group_name, 0) + 1])
+    group.allreduce([count], dist.ReduceOp.MAX).wait()
+    _made[group.group_name] = int(count)
+    return dist.PrefixStore(f"convoy/ddp/{int(count)}", entry[1])
 
 
 def _with_tensors(output, change: Callable):

@@ -4,10 +4,12 @@ import weakref
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Joinable
 
 from convoy import _C
 from convoy._ddp import DistributedDataParallel
 from convoy._error import Error
+from convoy._join import OptimizerPart
 
 # What torch calls the states that ours keeps by number.
 _STATES = {
@@ -20,7 +22,7 @@ _STATES = {
 _REFUSED = ["maximize", "capturable", "differentiable"]
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(torch.optim.Optimizer, Joinable):
     """torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop, divided among the ranks (ZeRO, stage 1).
 
         model = convoy.DistributedDataParallel(model)
@@ -44,6 +46,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         full = optimizer_class([torch.zeros(1, requires_grad=True)], **defaults).defaults
         every = model.reducer.parameters()
         super().__init__(every if params is None else params, dict(full))
+        Joinable.__init__(self)
+        self._model, self._in_backward = weakref.ref(model), in_backward
         self._names = _STATES[optimizer_class]
         self._index = {id(each): i for i, each in enumerate(every)}
         self._check_groups()
@@ -73,6 +77,37 @@ class ShardedOptimizer(torch.optim.Optimizer):
         _hand_over(self)
         self._shards.step()
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while it is made: parameters are divided among the ranks once."""
+        if hasattr(self, "_shards"):
+            raise Error("ShardedOptimizer: groups cannot be added later", "unsupported")
+        super().add_param_group(param_group)
+
+    # --- in a Join, after the model ---
+
+    def _joinable(self) -> _C.ShardedOptimizer:
+        return self._shards
+
+    def join_hook(self, **kwargs) -> OptimizerPart:
+        """For torch.distributed.algorithms.Join."""
+        return OptimizerPart(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self):
+        model = self._model()
+        if model is None:
+            raise Error("ShardedOptimizer: its model is gone", "invalid argument")
+        return model.process_group
+
+    def _step_without_input(self) -> None:
+        if not self._in_backward:
+            _hand_over(self)
+            self._shards.step()
 
     def stats(self) -> dict[str, float]:
         """steps, skipped, norm (of the last gradients, if it was needed), numbers, state_bytes."""

@@ -10,6 +10,7 @@
 #include "convoy/version.h"
 #include "processes.h"
 #include "python_backend.h"
+#include "python_ddp.h"
 #include "python_reducer.h"
 #include "queue.h"
 #include "sharded_optimizer.h"
@@ -79,6 +80,7 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
   add_reducer(module);
+  add_ddp(module);
   add_sharded_optimizer(module);
   module.def("install_allocator", &convoy::install_allocator);
   module.def("install_allocator_if_asked", &convoy::install_allocator_if_asked);

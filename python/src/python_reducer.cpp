@@ -4,11 +4,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include "convoy/c10d_store.h"
+#include "convoy/hooks.h"
 #include "convoy/reducer.h"
+#include "python_object.h"
 
 namespace py = pybind11;
 
@@ -16,14 +14,6 @@ namespace convoy::python {
 namespace {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
-
-// A Python object that threads without the interpreter's lock may copy and drop.
-std::shared_ptr<py::object> shared(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
 
 // Futures made in Python hold Python objects.
 at::Tensor tensor_of(const c10::IValue& value) {
@@ -55,8 +45,8 @@ FuturePtr as_tensor(const FuturePtr& future) {
 
 // hook(state, bucket): a torch.futures.Future of a tensor, or a tensor.
 CommHook comm_hook(py::object state, py::object function) {
-  return [state = shared(std::move(state)),
-          function = shared(std::move(function))](const GradBucket& bucket) -> HookResult {
+  return [state = held(std::move(state)),
+          function = held(std::move(function))](const GradBucket& bucket) -> HookResult {
     const py::gil_scoped_acquire gil;
     try {
       const py::object result = (*function)(*state, std::make_shared<GradBucket>(bucket));
@@ -70,18 +60,27 @@ CommHook comm_hook(py::object state, py::object function) {
   };
 }
 
-ProcessGroup adopt(const c10::intrusive_ptr<c10d::Backend>& backend,
-                   const c10::intrusive_ptr<c10d::Store>& store) {
-  return ProcessGroup::from(backend, {.store = store ? from_c10d(store) : nullptr});
+// What torch.distributed.BuiltinCommHookType names, and its twin.
+CommHook builtin_hook(const std::string& name) {
+  if (name == "ALLREDUCE") return hooks::all_reduce;
+  if (name == "FP16_COMPRESS") return hooks::fp16_compress;
+  if (name == "BF16_COMPRESS") return hooks::bf16_compress;
+  throw std::invalid_argument("no comm hook is called " + name);
 }
 
-std::unique_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters,
-                                      const c10::intrusive_ptr<c10d::Backend>& backend,
-                                      const c10::intrusive_ptr<c10d::Store>& store,
-                                      ReducerOptions options) {
-  const py::gil_scoped_release no_gil;
-  return std::make_unique<Reducer>(std::move(parameters), adopt(backend, store),
-                                   std::move(options));
+// function(buckets, used)
+GradConsumer consumer(std::vector<bool> takes, py::object function) {
+  return {.takes = std::move(takes),
+          .function = [function = held(std::move(function))](const std::vector<GradBucket>& buckets,
+                                                             const std::vector<bool>& used) {
+            call_python([&] {
+              py::list list;
+              for (const GradBucket& bucket : buckets) {
+                list.append(std::make_shared<GradBucket>(bucket));
+              }
+              (*function)(list, used);
+            });
+          }};
 }
 
 py::dict stats_of(const Reducer& reducer) {
@@ -90,11 +89,11 @@ py::dict stats_of(const Reducer& reducer) {
     return std::chrono::duration<double>(time).count();
   };
   const auto& stats = reducer.stats();
-  return py::dict("backwards"_a = stats.backwards, "bytes"_a = stats.bytes,
-                  "backward_time"_a = seconds(stats.backward_time),
-                  "exposed_time"_a = seconds(stats.exposed_time),
-                  "copy_time"_a = seconds(stats.copy_time),
-                  "search_time"_a = seconds(stats.search_time));
+  return py::dict(
+      "backwards"_a = stats.backwards, "bytes"_a = stats.bytes,
+      "backward_time"_a = seconds(stats.backward_time),
+      "exposed_time"_a = seconds(stats.exposed_time), "copy_time"_a = seconds(stats.copy_time),
+      "search_time"_a = seconds(stats.search_time), "report"_a = reducer.timeline().report());
 }
 
 // A scope that Python enters and leaves.
@@ -128,44 +127,9 @@ void add_reducer(py::module_& module) {
       .def("__enter__", &Pause::enter)
       .def("__exit__", [](Pause& self, const py::args&) { self.leave(); });
 
-  py::class_<Reducer>(module, "Reducer")
-      .def(py::init([](std::vector<at::Tensor> parameters,
-                       const c10::intrusive_ptr<c10d::Backend>& backend,
-                       const c10::intrusive_ptr<c10d::Store>& store,
-                       std::vector<double> bucket_cap_mb_list, bool find_unused_parameters,
-                       bool static_graph, bool gradient_as_bucket_view,
-                       bool skip_all_reduce_unused_params, std::vector<std::string> names,
-                       std::vector<std::size_t> sparse, std::vector<std::size_t> delayed,
-                       std::vector<std::string> must_agree, std::string error) {
-             return make_reducer(std::move(parameters), backend, store,
-                                 {.bucket_cap_mb_list = std::move(bucket_cap_mb_list),
-                                  .find_unused_parameters = find_unused_parameters,
-                                  .static_graph = static_graph,
-                                  .gradient_as_bucket_view = gradient_as_bucket_view,
-                                  .skip_all_reduce_unused_params = skip_all_reduce_unused_params,
-                                  .names = std::move(names),
-                                  .sparse = std::move(sparse),
-                                  .delayed = std::move(delayed),
-                                  .must_agree = std::move(must_agree),
-                                  .error = std::move(error)});
-           }),
-           py::arg("parameters"), py::arg("backend"), py::arg("store") = py::none(), py::kw_only(),
-           py::arg("bucket_cap_mb_list") = std::vector<double>(),
-           py::arg("find_unused_parameters") = false, py::arg("static_graph") = false,
-           py::arg("gradient_as_bucket_view") = true,
-           py::arg("skip_all_reduce_unused_params") = false,
-           py::arg("names") = std::vector<std::string>(),
-           py::arg("sparse") = std::vector<std::size_t>(),
-           py::arg("delayed") = std::vector<std::size_t>(),
-           py::arg("must_agree") = std::vector<std::string>(), py::arg("error") = std::string())
+  py::class_<Joinable>(module, "Joinable");
+  py::class_<Reducer, Joinable>(module, "Reducer")
       .def("before_forward", &Reducer::before_forward, no_gil)
-      .def(
-          "prepare_for_backward",
-          [](Reducer& self, const std::vector<at::Tensor>& outputs, bool in_step) {
-            return self.prepare_for_backward(
-                outputs, in_step ? Reducer::Forward::kInStep : Reducer::Forward::kAside);
-          },
-          py::arg("outputs"), py::arg("in_step") = true, no_gil)
       .def(
           "no_sync", [](Reducer& self) { return std::make_unique<Pause>(self); },
           py::keep_alive<0, 1>())
@@ -177,6 +141,18 @@ void add_reducer(py::module_& module) {
              const py::gil_scoped_release released;
              self.register_comm_hook(std::move(made));
            })
+      .def("register_builtin_comm_hook",
+           [](Reducer& self, const std::string& name) {
+             auto made = builtin_hook(name);
+             const py::gil_scoped_release released;
+             self.register_comm_hook(std::move(made));
+           })
+      .def("register_consumer",
+           [](Reducer& self, std::vector<bool> takes, py::object function) {
+             self.register_consumer(consumer(std::move(takes), std::move(function)));
+           })
+      .def("set_sparse_metadata", &Reducer::set_sparse_metadata, no_gil)
+      .def("write_trace", &Reducer::write_trace, no_gil)
       .def(
           "broadcast",
           [](const Reducer& self, const std::vector<at::Tensor>& tensors, int root) {

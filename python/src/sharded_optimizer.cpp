@@ -16,7 +16,9 @@ using OptionsPtr = std::unique_ptr<optim::OptimizerOptions>;
 
 // A group of torch.optim's as options of C++.
 OptionsPtr options_of(const std::string& kind, const py::dict& group) {
-  const auto number = [&](const char* name) { return group[name].cast<double>(); };
+  const auto number = [&](const char* name) {
+    return static_cast<double>(py::float_(group[name]));  // numbers, and tensors of one
+  };
   const auto flag = [&](const char* name) { return group[name].cast<bool>(); };
   const auto betas = [&] { return group["betas"].cast<std::tuple<double, double>>(); };
   if (kind == "SGD") {
@@ -131,7 +133,7 @@ py::dict stats_of(const AnySharded& optimizer) {
 
 void add_sharded_optimizer(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
-  py::class_<AnySharded>(module, "ShardedOptimizer")
+  py::class_<AnySharded, Joinable>(module, "ShardedOptimizer", py::multiple_inheritance())
       .def(py::init([](Reducer& reducer, const std::string& kind, const py::list& groups,
                        bool in_backward, double max_norm, double norm_type, bool skip_nonfinite) {
              return make(reducer, kind, groups,

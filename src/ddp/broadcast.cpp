@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "ddp/bucket.h"
@@ -101,8 +102,10 @@ void broadcast_coalesced(const ProcessGroup& group, at::TensorList tensors,
 }
 
 void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers, int root,
-                       const std::unordered_set<const void*>& unseen, at::Tensor& staging) {
-  broadcast_all(group, buffers, {.root = root}, unseen, staging);
+                       const std::vector<at::Tensor>& unseen, at::Tensor& staging) {
+  std::unordered_set<const void*> identities;
+  for (const at::Tensor& tensor : unseen) identities.insert(tensor.unsafeGetTensorImpl());
+  broadcast_all(group, buffers, {.root = root}, identities, staging);
 }
 
 }  // namespace convoy

@@ -1,12 +1,8 @@
 #include "convoy/ddp.h"
 
-#include <torch/nn/module.h>
-#include <torch/serialize/archive.h>
-
 #include <algorithm>
 
 #include "base/error.h"
-#include "convoy/sync_batch_norm.h"
 #include "ddp/join_context.h"
 #include "ddp/mixed_precision.h"
 #include "ddp/module_parameters.h"
@@ -16,6 +12,9 @@ namespace convoy {
 
 DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                  const DdpOptions& options)
+    : DdpCore(view_of(std::move(module)), std::move(group), options) {}
+
+DdpCore::DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const DdpOptions& options)
     : module_(std::move(module)), group_(std::move(group)), options_(options) {
   if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
   if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
@@ -95,14 +94,12 @@ DdpCore::~DdpCore() = default;
 DdpCore::DdpCore(DdpCore&&) noexcept = default;
 DdpCore& DdpCore::operator=(DdpCore&&) noexcept = default;
 
-// Looked up each time: a module may replace its buffers.
 NamedTensors DdpCore::buffers() const {
-  NamedTensors found;
-  for (const auto& item : module_->named_buffers()) {
-    const bool ignored = std::find(options_.ignore.begin(), options_.ignore.end(), item.key()) !=
-                         options_.ignore.end();
-    if (item.value().defined() && !ignored) found.emplace_back(item.key(), item.value());
-  }
+  NamedTensors found = module_->buffers();
+  std::erase_if(found, [this](const auto& buffer) {
+    return !buffer.second.defined() || std::find(options_.ignore.begin(), options_.ignore.end(),
+                                                 buffer.first) != options_.ignore.end();
+  });
   return found;
 }
 
@@ -148,9 +145,13 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
 }
 
+void DdpCore::forward_failed() {
+  if (lowered_here_) copies_->restore();
+}
+
 void DdpCore::run_buffer_sync() {
   if (!options_.forward_sync_buffers || !module_->is_training() || group_.size() == 1) return;
-  if (reducer_->is_paused()) return;
+  if (reducer_->is_paused() || ReducerAccess::impl(*reducer_)->is_in_part()) return;
   const auto context = join();
   if (context && !context->throws_early()) return;  // rounds do it: ddp_join.cpp
   sync_buffers();
@@ -168,7 +169,7 @@ void DdpCore::sync_buffers_from(int root) {
   if (buffer_hook_) return buffer_hook_(group_, found);
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : found) tensors.push_back(buffer);
-  broadcast_buffers(group_, tensors, root, statistics_of(*module_), staging_);
+  broadcast_buffers(group_, tensors, root, module_->statistics(), staging_);
 }
 
 void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
@@ -220,23 +221,12 @@ DdpStats DdpCore::stats() const {
   DdpStats data = reducer_->logging_data();
   data.module_name = module_->name();
   data.broadcast_buffers = options_.forward_sync_buffers;
-  const auto parts = module_->modules();
-  data.has_sync_bn = std::any_of(parts.begin(), parts.end(), [](const auto& part) {
-    return part->template as<nn::SyncBatchNorm1dImpl>() != nullptr ||
-           part->template as<nn::SyncBatchNorm2dImpl>() != nullptr ||
-           part->template as<nn::SyncBatchNorm3dImpl>() != nullptr;
-  });
+  data.has_sync_bn = module_->has_sync_batch_norm();
   return data;
 }
 
-// A forward without a backward has left copies of the parameters in place.
-void DdpCore::save(torch::serialize::OutputArchive& archive) const {
+void DdpCore::restore_parameters() const {
   if (copies_) copies_->restore();
-  module_->save(archive);
-}
-void DdpCore::load(torch::serialize::InputArchive& archive) {
-  if (copies_) copies_->restore();
-  module_->load(archive);
 }
 
 }  // namespace convoy

@@ -1,6 +1,8 @@
 // DistributedDataParallel in a Join. Rounds are its steps, announced when they begin: whether a
 // backward is reduced is known only then. Buffers are synchronised at the end of each round instead
 // of before the next forward, so that one message a step is enough.
+#include <ATen/Functions.h>
+
 #include "base/error.h"
 #include "convoy/ddp.h"
 #include "ddp/join_context.h"
@@ -62,5 +64,107 @@ std::unique_ptr<JoinHook> DdpCore::join_hook(const Joinable& self, const JoinOpt
   if (syncs) sync_buffers_from(0);  // for the first forward
   return hook;
 }
+
+// --- a Join of somebody else's ---
+
+// Whoever conducts it knows of forwards only, and not whether their backwards are reduced: that is
+// exchanged here, with who is live, as one byte of each rank. Buffers go at the ends of rounds, as
+// in our own.
+class JoinPart::Impl {
+ public:
+  Impl(DdpCore& core, const JoinOptions& options)
+      : core_(core), part_(ReducerAccess::impl(core.reducer()), port_of(core, options, step_)) {}
+
+  void step() {
+    const bool reduces = !core_.reducer().is_paused();
+    exchange(reduces ? State::kReduces : State::kPaused);
+  }
+
+  void shadow() {
+    if (exchange(State::kJoined) != State::kReduces) return;
+    try {
+      part_.shadow(*step_);
+    } catch (const JoinStepFailed&) {
+      fail(ErrorKind::kRemote, head(), "a backward of the ranks that have inputs failed");
+    }
+  }
+
+  void finish(bool is_last_joiner) {
+    const at::Tensor last = at::full({1}, is_last_joiner ? core_.group_.rank() : -1, at::kLong);
+    core_.group_.all_reduce(last, {.op = ReduceOp::kMax});
+    const auto root = static_cast<int>(last.item<std::int64_t>());
+    if (root < 0) fail(ErrorKind::kInvalidArgument, head(), "no rank was in the last step");
+    std::vector<at::Tensor> all = core_.reducer().parameters();
+    if (core_.options_.forward_sync_buffers) {
+      for (const auto& [name, buffer] : core_.buffers()) all.push_back(buffer);
+    }
+    broadcast_coalesced(core_.group_, all, {.root = root});
+  }
+
+ private:
+  enum class State : std::uint8_t { kJoined, kPaused, kReduces };
+
+  static std::unique_ptr<Reducer::Impl::JoinPort> port_of(DdpCore& core, const JoinOptions& options,
+                                                          const std::shared_ptr<JoinStep>& step) {
+    auto port = std::make_unique<Reducer::Impl::JoinPort>();
+    port->announce = [step] { return *step; };
+    port->finish = [&core](const JoinStep& done) {
+      if (core.options_.forward_sync_buffers) core.sync_buffers_from(done.live.front());
+    };
+    port->defers = [] { return false; };
+    port->divides_by_live = !options.divide_by_initial_world_size;
+    port->is_part = true;
+    return port;
+  }
+
+  std::string head() const {
+    return concat("join, group \"", core_.group_.name(), "\", rank ", core_.group_.rank(), " of ",
+                  core_.group_.size(), ": ");
+  }
+
+  // What those do that have inputs.
+  State exchange(State mine) {
+    const at::Tensor all = at::zeros({core_.group_.size()}, at::kByte);
+    core_.group_.all_gather_single(all, at::full({1}, static_cast<int>(mine), at::kByte));
+    const auto* const states = all.const_data_ptr<std::uint8_t>();
+    State common = State::kJoined;
+    step_->live.clear();
+    for (int r = 0; r < core_.group_.size(); ++r) {
+      const auto state = static_cast<State>(states[r]);
+      if (state == State::kJoined) continue;
+      if (!step_->live.empty() && state != common) {
+        fail(ErrorKind::kInvalidArgument, head(), "ranks are out of step: rank ",
+             step_->live.front(), " is ", common == State::kPaused ? "" : "not ",
+             "inside of no_sync(), rank ", r, " is ", state == State::kPaused ? "" : "not");
+      }
+      common = state;
+      step_->live.push_back(r);
+    }
+    if (!std::exchange(begun_, true) && core_.options_.forward_sync_buffers) {
+      core_.sync_buffers_from(0);
+    }
+    return common;
+  }
+
+  DdpCore& core_;
+  const std::shared_ptr<JoinStep> step_ = std::make_shared<JoinStep>();
+  const ReducerInJoin part_;
+  bool begun_ = false;
+};
+
+JoinPart::JoinPart(DdpCore& core, const JoinOptions& options) {
+  if (!core.others_.empty()) {
+    fail(ErrorKind::kInvalidArgument, "join: a model with parameter_groups cannot be joined: ",
+         "their ranks do not know of each other's inputs");
+  }
+  if (core.join()) {
+    fail(ErrorKind::kInvalidArgument, "join: the model is part of another Join already");
+  }
+  impl_ = std::make_unique<Impl>(core, options);
+}
+JoinPart::~JoinPart() = default;
+void JoinPart::step() { impl_->step(); }
+void JoinPart::shadow() { impl_->shadow(); }
+void JoinPart::finish(bool is_last_joiner) { impl_->finish(is_last_joiner); }
 
 }  // namespace convoy

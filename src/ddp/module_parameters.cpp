@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "convoy/sync_batch_norm.h"
@@ -21,59 +22,112 @@ bool contains(const std::vector<std::string>& list, const std::string& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-// Tables whose gradients have only the rows that were looked up.
-std::unordered_set<const void*> sparse_tables(const Module& module) {
-  std::unordered_set<const void*> tables;
-  for (const auto& part : module.modules()) {
-    if (const auto* one = part->as<torch::nn::EmbeddingImpl>()) {
-      if (one->options.sparse()) tables.insert(one->weight.unsafeGetTensorImpl());
-    } else if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>()) {
-      if (bag->options.sparse()) tables.insert(bag->weight.unsafeGetTensorImpl());
-    }
+template <class Norm>
+void add_statistics(const Module& part, std::vector<at::Tensor>& found) {
+  if (const auto* norm = part.as<Norm>(); norm != nullptr && norm->is_training()) {
+    for (const auto& buffer : norm->buffers(/*recurse=*/false)) found.push_back(buffer);
   }
-  return tables;
 }
 
-template <class Norm>
-void add_statistics(const Module& part, std::unordered_set<const void*>& found) {
-  if (const auto* norm = part.as<Norm>(); norm != nullptr && norm->is_training()) {
-    for (const auto& buffer : norm->buffers(/*recurse=*/false)) {
-      found.insert(buffer.unsafeGetTensorImpl());
+class NnModule final : public DdpModule {
+ public:
+  explicit NnModule(std::shared_ptr<Module> module) : module_(std::move(module)) {}
+
+  std::string name() const override { return module_->name(); }
+  bool is_training() const override { return module_->is_training(); }
+  NamedTensors parameters() const override { return list_of(module_->named_parameters()); }
+  NamedTensors buffers() const override { return list_of(module_->named_buffers()); }
+
+  // Tables whose gradients have only the rows that were looked up.
+  std::vector<at::Tensor> sparse() const override {
+    std::vector<at::Tensor> tables;
+    for (const auto& part : module_->modules()) {
+      if (const auto* one = part->as<torch::nn::EmbeddingImpl>()) {
+        if (one->options.sparse()) tables.push_back(one->weight);
+      } else if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>()) {
+        if (bag->options.sparse()) tables.push_back(bag->weight);
+      }
     }
+    return tables;
   }
+
+  std::vector<at::Tensor> statistics() const override {
+    std::vector<at::Tensor> found;
+    for (const auto& part : module_->modules()) {
+      add_statistics<torch::nn::BatchNorm1dImpl>(*part, found);
+      add_statistics<torch::nn::BatchNorm2dImpl>(*part, found);
+      add_statistics<torch::nn::BatchNorm3dImpl>(*part, found);
+      add_statistics<nn::SyncBatchNorm1dImpl>(*part, found);
+      add_statistics<nn::SyncBatchNorm2dImpl>(*part, found);
+      add_statistics<nn::SyncBatchNorm3dImpl>(*part, found);
+      add_statistics<torch::nn::InstanceNorm1dImpl>(*part, found);
+      add_statistics<torch::nn::InstanceNorm2dImpl>(*part, found);
+      add_statistics<torch::nn::InstanceNorm3dImpl>(*part, found);
+    }
+    return found;
+  }
+
+  bool has_sync_batch_norm() const override {
+    const auto parts = module_->modules();
+    return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+      return part->template as<nn::SyncBatchNorm1dImpl>() != nullptr ||
+             part->template as<nn::SyncBatchNorm2dImpl>() != nullptr ||
+             part->template as<nn::SyncBatchNorm3dImpl>() != nullptr;
+    });
+  }
+
+ private:
+  static NamedTensors list_of(const torch::OrderedDict<std::string, at::Tensor>& items) {
+    NamedTensors list;
+    list.reserve(items.size());
+    for (const auto& item : items) list.emplace_back(item.key(), item.value());
+    return list;
+  }
+
+  const std::shared_ptr<Module> module_;
+};
+
+std::unordered_set<const void*> identities_of(const std::vector<at::Tensor>& tensors) {
+  std::unordered_set<const void*> found;
+  for (const at::Tensor& tensor : tensors) found.insert(tensor.unsafeGetTensorImpl());
+  return found;
 }
 
 }  // namespace
 
-ModuleParameters find_parameters(const Module& module, const DdpOptions& options,
+std::shared_ptr<DdpModule> view_of(std::shared_ptr<Module> module) {
+  if (!module) return nullptr;
+  return std::make_shared<NnModule>(std::move(module));
+}
+
+ModuleParameters find_parameters(const DdpModule& module, const DdpOptions& options,
                                  const ParameterGroup* of) {
   ModuleParameters found;
+  found.error = module.error();
   std::set<std::string> unknown(options.ignore.begin(), options.ignore.end());
   unknown.insert(options.delay_all_reduce_named_params.begin(),
                  options.delay_all_reduce_named_params.end());
-  const auto tables = sparse_tables(module);
+  const auto tables = identities_of(module.sparse());
   std::unordered_map<const void*, std::size_t> places;
   std::unordered_set<const void*> ignored;
-  const auto parameters = module.named_parameters();
+  const NamedTensors parameters = module.parameters();
   std::unordered_map<const void*, const ParameterGroup*> elsewhere;
   for (const ParameterGroup& group : options.parameter_groups) {
     unknown.insert(group.names.begin(), group.names.end());
   }
-  for (const auto& item : parameters) {
-    unknown.erase(item.key());
-    const void* const tensor =
-        item.value().defined() ? item.value().unsafeGetTensorImpl() : nullptr;
-    if (contains(options.ignore, item.key())) ignored.insert(tensor);  // under all of its names
+  for (const auto& [name, value] : parameters) {
+    unknown.erase(name);
+    const void* const tensor = value.defined() ? value.unsafeGetTensorImpl() : nullptr;
+    if (contains(options.ignore, name)) ignored.insert(tensor);  // under all of its names
     for (const ParameterGroup& group : options.parameter_groups) {
       if (!group.group) found.error = "a group of parameter_groups is none";
-      if (!contains(group.names, item.key())) continue;
+      if (!contains(group.names, name)) continue;
       if (!elsewhere.emplace(tensor, &group).second) {
-        found.error = concat("parameter ", item.key(), " is named twice in parameter_groups");
+        found.error = concat("parameter ", name, " is named twice in parameter_groups");
       }
     }
   }
-  for (const auto& item : parameters) {
-    const at::Tensor& tensor = item.value();
+  for (const auto& [name, tensor] : parameters) {
     if (!tensor.defined() || ignored.contains(tensor.unsafeGetTensorImpl())) continue;
     const auto other = elsewhere.find(tensor.unsafeGetTensorImpl());
     if ((other == elsewhere.end() ? nullptr : other->second) != of) continue;
@@ -81,20 +135,20 @@ ModuleParameters find_parameters(const Module& module, const DdpOptions& options
         places.emplace(tensor.unsafeGetTensorImpl(), found.parameters.size());
     if (is_new) {
       found.parameters.push_back(tensor);
-      found.names.push_back(item.key());
+      found.names.push_back(name);
       if (tables.contains(tensor.unsafeGetTensorImpl())) found.sparse.push_back(place->second);
     } else {
-      found.names[place->second] += " = " + item.key();
+      found.names[place->second] += " = " + name;
     }
-    if (contains(options.delay_all_reduce_named_params, item.key())) {
+    if (contains(options.delay_all_reduce_named_params, name)) {
       found.delayed.push_back(place->second);
     }
   }
-  for (const auto& item : module.named_buffers()) {
-    unknown.erase(item.key());
-    if (!item.value().defined() || contains(options.ignore, item.key())) continue;
-    found.must_agree.push_back(concat("buffer ", item.key(), ": ", item.value().scalar_type(),
-                                      " of sizes ", item.value().sizes()));
+  for (const auto& [name, buffer] : module.buffers()) {
+    unknown.erase(name);
+    if (!buffer.defined() || contains(options.ignore, name)) continue;
+    found.must_agree.push_back(
+        concat("buffer ", name, ": ", buffer.scalar_type(), " of sizes ", buffer.sizes()));
   }
   for (const std::string& name : options.ignore) {
     found.must_agree.push_back(concat("ignored ", name));
@@ -106,22 +160,6 @@ ModuleParameters find_parameters(const Module& module, const DdpOptions& options
   if (!unknown.empty()) {
     found.error = concat("the module has no parameter or buffer ", in_quotes(*unknown.begin()),
                          ", which the options name");
-  }
-  return found;
-}
-
-std::unordered_set<const void*> statistics_of(const Module& module) {
-  std::unordered_set<const void*> found;
-  for (const auto& part : module.modules()) {
-    add_statistics<torch::nn::BatchNorm1dImpl>(*part, found);
-    add_statistics<torch::nn::BatchNorm2dImpl>(*part, found);
-    add_statistics<torch::nn::BatchNorm3dImpl>(*part, found);
-    add_statistics<nn::SyncBatchNorm1dImpl>(*part, found);
-    add_statistics<nn::SyncBatchNorm2dImpl>(*part, found);
-    add_statistics<nn::SyncBatchNorm3dImpl>(*part, found);
-    add_statistics<torch::nn::InstanceNorm1dImpl>(*part, found);
-    add_statistics<torch::nn::InstanceNorm2dImpl>(*part, found);
-    add_statistics<torch::nn::InstanceNorm3dImpl>(*part, found);
   }
   return found;
 }

@@ -2,8 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "convoy/ddp.h"
@@ -19,16 +19,15 @@ struct ModuleParameters {
   std::string error;                    // if the options name what is not there
 };
 // Those of the model's group, or of one of the options' parameter_groups.
-ModuleParameters find_parameters(const torch::nn::Module& module, const DdpOptions& options,
+ModuleParameters find_parameters(const DdpModule& module, const DdpOptions& options,
                                  const ParameterGroup* of = nullptr);
 
-// Statistics of normalisation layers in training mode: their forward writes them without telling
-// autograd, and their backward does not read them. Compared by identity.
-std::unordered_set<const void*> statistics_of(const torch::nn::Module& module);
+// A module of torch::nn.
+std::shared_ptr<DdpModule> view_of(std::shared_ptr<torch::nn::Module> module);
 
 // Buffers become the root's. What a graph has saved is found changed by autograd, but for `unseen`.
 // `staging` is memory that is kept for the next time.
 void broadcast_buffers(const ProcessGroup& group, const std::vector<at::Tensor>& buffers, int root,
-                       const std::unordered_set<const void*>& unseen, at::Tensor& staging);
+                       const std::vector<at::Tensor>& unseen, at::Tensor& staging);
 
 }  // namespace convoy

@@ -95,10 +95,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::function<void(const JoinStep&)> finish;  // after a good round, on all ranks
     std::function<bool()> defers;  // others announce during backward: rounds begin at its end
     bool divides_by_live = false;
+    bool is_part = false;  // of a Join that somebody else conducts
   };
   void set_join(std::unique_ptr<JoinPort> port);
   // A round to which this rank adds nothing but what it has not reduced yet.
   void shadow_round(const JoinStep& step);
+  bool is_in_part() const { return join_ && join_->is_part; }
   bool is_paused() const { return paused_ > 0; }
 
   const std::vector<at::Tensor>& tensors() const { return tensors_; }

@@ -108,6 +108,7 @@ int Reducer::Impl::take_over(const Impl& old) {
   consumers_ = old.consumers_;
   begins_ = old.begins_;
   ends_ = old.ends_;
+  replicas_ = old.replicas_;
   alone_ = size_ == 1 && !hook_ && consumers_.empty();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     for (const GradConsumer& consumer : consumers_) {

@@ -177,7 +177,7 @@ def errors():
     model(Fails.apply(x)).sum().backward()
     expect_error("weight", lambda: convoy.DistributedDataParallel(nn.Linear(6, 2 + dist.get_rank())))
     expect_error("device_ids", lambda: convoy.DistributedDataParallel(nn.Linear(6, 2), device_ids=[0]))
-    expect_error("there is no parameter nobody", lambda: convoy.DistributedDataParallel(
+    expect_error("no parameter or buffer 'nobody'", lambda: convoy.DistributedDataParallel(
         nn.Linear(6, 2), delay_all_reduce_named_params=["nobody"]))
 
 
