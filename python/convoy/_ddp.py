@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import os
+import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -328,6 +330,12 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Raises if the last backward still waits for gradients."""
         self.reducer.before_forward()
 
+    def _remove_autograd_hooks(self) -> None:
+        """Lets go of the module, which can be wrapped again; this one then only calls it."""
+        self._leave_join()
+        self.__dict__["forward"] = self.module
+        del self.reducer, self._core
+
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Nothing to set: outputs may be modified in place, and are not copied for it."""
 
@@ -353,6 +361,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         data: dict[str, Any] = {name: value if name in _TEXTS else int(value)
                                 for name, value in self._core.stats().items()}
         data["dtypes"] = ", ".join(sorted(data["dtypes"].lower().split(", ")))
+        # torch does not count frozen parameters.
+        trained = [i for i, each in enumerate(self.reducer.parameters()) if each.requires_grad]
+        for name in ("prev_iteration_grad_ready_order_indices", "rebuilt_per_bucket_param_indices"):
+            data[name] = re.sub(r"\d+", lambda found: str(bisect_left(trained, int(found[0]))), data[name])
         if not data["bucket_sizes"]:
             data["bucket_sizes"] = self._planned_bucket_sizes()
         if self._error:

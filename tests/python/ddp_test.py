@@ -2,14 +2,18 @@
 
 import copy
 import dataclasses
+import inspect
 import io
+import pickle
 from unittest import TestCase
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel as Torchs
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel as Torchs, distributed as torchs
 from torch.utils.checkpoint import checkpoint
 
 import convoy
@@ -213,6 +217,186 @@ def copies():
         torch.testing.assert_close(again.module.first.weight.grad, module.first.weight.grad)
 
 
+def mixed_precision():
+    half, full = torch.bfloat16, torch.float32
+    reference = Net().to(half).requires_grad_()
+    for given in [convoy.MixedPrecision(param_dtype=half, reduce_dtype=full, buffer_dtype=half),
+                  torchs._MixedPrecision(param_dtype=half, reduce_dtype=full, buffer_dtype=half)]:
+        module = Net()
+        model = convoy.DistributedDataParallel(module, mixed_precision=given, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        reference.load_state_dict(module.state_dict())
+        assert module.norm.running_mean.dtype == half and module.norm.num_batches_tracked.dtype == torch.long
+        for step in range(2):
+            # What both ranks compute, in this process.
+            reference.load_state_dict(module.state_dict())
+            reference.zero_grad()
+            size = dist.get_world_size()
+            for rank in range(size):
+                x = torch.randn(5, 6, generator=torch.Generator().manual_seed(100 * step + rank)).to(half)
+                (reference(x).square().mean() / size).backward()
+            optimizer.zero_grad()
+            output = model(batch(step))
+            assert output.dtype == half and module.first.weight.dtype == half
+            output.square().mean().backward()
+            assert module.first.weight.dtype == full and module.first.weight.grad.dtype == full
+            torch.testing.assert_close(module.first.weight.grad, reference.first.weight.grad.to(full),
+                                       rtol=0.1, atol=0.02)
+            optimizer.step()
+        # Whatever happens, parameters are themselves again.
+        model(batch())
+        assert model.state_dict()["module.first.weight"].dtype == full
+        with torch.no_grad():
+            assert model(batch()).dtype == half
+        assert module.first.weight.dtype == full
+        expect_error("shapes", lambda: model(batch()[:, :3]))
+        assert module.first.weight.dtype == full
+    expect_error("keep_low_precision_grads", lambda: convoy.DistributedDataParallel(
+        nn.Linear(6, 2), mixed_precision=fsdp.MixedPrecision(half, keep_low_precision_grads=True)))
+    expect_error("no floating-point type", lambda: convoy.DistributedDataParallel(
+        nn.Linear(6, 2), mixed_precision=convoy.MixedPrecision(torch.int32)))
+
+
+def other_groups():
+    """Rank 2 joins ranks 0 and 1, and leaves them again."""
+    rank = dist.get_rank()
+    pair_of, alone = dist.new_group([0, 1]), dist.new_group([2])
+    torch.manual_seed(rank)
+    module = nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 2))
+    model = convoy.DistributedDataParallel(module, process_group=alone if rank == 2 else pair_of)
+    optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=0.01)
+
+    def train(first):
+        for step in range(first, first + 3):
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+
+    def expect_equal(group, size, tensors):
+        for each in [*tensors, *optimizer.state_dict()["state"][0].values()]:
+            all = [torch.empty_like(each) for _ in range(size)]
+            dist.all_gather(all, each.detach(), group=group)
+            assert all[0].equal(all[-1])
+
+    if rank != 2:
+        train(0)
+        weight = module[0].weight.detach().clone()
+    model.update_process_group(dist.group.WORLD)
+    if rank != 2:
+        assert module[0].weight.equal(weight)
+    expect_equal(dist.group.WORLD, 3, model.state_dict().values())
+    train(3)
+    expect_equal(dist.group.WORLD, 3, model.parameters())
+    assert module[1].num_batches_tracked == 6
+    model._update_process_group(pair_of)
+    if rank != 2:
+        assert model.process_group is pair_of
+        train(6)
+        expect_equal(pair_of, 2, model.parameters())
+        expect_error("default group", lambda: pickle.dumps(model))
+        assert copy.deepcopy(model.module)[0].weight.equal(module[0].weight)
+
+
+def names():
+    """What torch's class can be asked for."""
+    ours, theirs = convoy.DistributedDataParallel, Torchs
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+    # For GPUs; all else that is missing is torch's own machinery.
+    missing = {name for name in {*dir(theirs)} - {*dir(ours)} if not name.startswith("_")}
+    assert missing == {"scatter", "gather", "to_kwargs"}, missing
+    model = ours(Net(), static_graph=True, broadcast_buffers=False)
+    assert isinstance(model, theirs) and not model.broadcast_buffers and model.static_graph
+    for arguments, text in [(dict(output_device=0), "output_device"), (dict(dim=1), "dim"),
+                            (dict(param_to_hook_all_reduce=nn.Parameter()), "param_to_hook"),
+                            (dict(device_mesh=dist.device_mesh.init_device_mesh("cpu", (2, 1))), "dimension")]:
+        try:
+            ours(Net(), **arguments)
+        except ValueError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    expect_error("SyncBatchNorm", lambda: ours(nn.SyncBatchNorm(3)))
+    # Attributes that programs set.
+    model = ours(nn.Linear(6, 2), device_mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    model.require_backward_grad_sync = False
+    model(batch(dist.get_rank())).sum().backward()
+    assert not model.require_backward_grad_sync and not model.will_sync_module_buffers()
+    model.require_backward_grad_sync = True
+    model._set_ddp_runtime_logging_sample_rate(1)
+    model(batch(0)).sum().backward()
+    model._check_reducer_finalized()
+    data = model._get_ddp_logging_data()
+    assert data["iteration"] == 0 and data["module_name"] == "Linear" and data["bucket_sizes"] == "56", data
+    expect_error("before training loop starts", model._set_static_graph)
+    assert "before training loop starts" in model._get_ddp_logging_data()["error"]
+    # Buffers that broadcast_buffers=False leaves alone from the start.
+    module = nn.BatchNorm1d(6)
+    module.running_mean += dist.get_rank()
+    ours(module, broadcast_buffers=False)
+    assert module.running_mean[0] == dist.get_rank()
+    ours(module, forward_sync_buffers=False)
+    assert module.running_mean[0] == 0
+    # Replaced buffers are found.
+    module.running_mean = torch.full((6,), 10.0 + dist.get_rank())
+    model = ours(module, init_sync=False)
+    model._sync_buffers()
+    assert module.running_mean[0] == 10
+    module.running_mean = torch.full((6,), 20.0 + dist.get_rank())
+    model(batch())
+    assert 17 < module.running_mean[0] < 19, module.running_mean
+    # The module can be wrapped again.
+    module = nn.Linear(6, 2)
+    first = ours(module)
+    first._remove_autograd_hooks()
+    first(batch(0)).sum().backward()
+    module.zero_grad()
+    ours(module)(batch(0)).sum().backward()
+
+
+def optimizers_in_backward():
+    built_in = dist.BuiltinCommHookType
+    for hook in [built_in.ALLREDUCE, built_in.FP16_COMPRESS, "BF16_COMPRESS"]:
+        models = pair(lambda: nn.Linear(6, 2))
+        models[0]._register_builtin_comm_hook(hook)
+        for model in models:
+            model(batch()).square().mean().backward()
+        torch.testing.assert_close(models[0].module.weight.grad, models[1].module.weight.grad,
+                                   rtol=0.02, atol=0.01)
+
+    def wrapped(make_it):
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        plain = convoy.DistributedDataParallel(copy.deepcopy(module))
+        reference = torch.optim.AdamW(plain.parameters(), lr=0.01)
+        model = make_it(module)
+        for step in range(3):
+            model(batch(step)).square().mean().backward()
+            reference.zero_grad()
+            plain(batch(step)).square().mean().backward()
+            reference.step()
+        for mine, other in zip(model.parameters(), plain.parameters()):
+            torch.testing.assert_close(mine, other)
+        return model
+
+    def applied(module):
+        _apply_optimizer_in_backward(torch.optim.AdamW, module.parameters(), dict(lr=0.01))
+        return convoy.DistributedDataParallel(module)
+
+    def fused(module):
+        model = convoy.DistributedDataParallel(module)
+        model._register_fused_optim(torch.optim.AdamW, lr=0.01)
+        model.register_forward_pre_hook(lambda model, _: model.zero_grad())
+        return model
+
+    model = wrapped(applied)
+    assert all(each.grad is None for each in model.parameters())
+    wrapped(fused)
+
+
+def several(*functions):
+    for function in functions:
+        function()
+
+
 class Ddp(TestCase):
     def test_trains_as_torchs_does(self):
         for backend in ["convoy", "gloo"]:
@@ -236,6 +420,12 @@ class Ddp(TestCase):
 
     def test_copies_and_ignored_names(self):
         ranks.run(copies, 2)
+
+    def test_names_and_optimizers(self):
+        ranks.run(several, 2, mixed_precision, names, optimizers_in_backward)
+
+    def test_other_groups(self):
+        ranks.run(other_groups, 3)
 
     def test_a_rank_alone(self):
         ranks.run(accumulates, 1)
