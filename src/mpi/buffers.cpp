@@ -87,9 +87,10 @@ int MpiMedium::to_count(const Running& running, std::size_t elements) const {
        " elements together, but MPI counts them with an int; do it in parts");
 }
 
-MpiMedium::Parts MpiMedium::parts(const Running& running,
-                                  std::span<const std::uint64_t> counts) const {
-  Parts parts;
+const MpiMedium::Parts& MpiMedium::parts(const Running& running,
+                                         std::span<const std::uint64_t> counts) {
+  if (!parts_) parts_ = std::make_shared<std::deque<Parts>>();
+  Parts& parts = parts_->emplace_back();
   std::size_t offset = 0;
   for (const auto count : counts) {
     parts.counts.push_back(to_count(running, count));
@@ -101,7 +102,7 @@ MpiMedium::Parts MpiMedium::parts(const Running& running,
 }
 
 // As even as can be.
-MpiMedium::Parts MpiMedium::slices(const Running& running, std::size_t count) const {
+const MpiMedium::Parts& MpiMedium::slices(const Running& running, std::size_t count) {
   const auto n = static_cast<std::size_t>(size_);
   std::vector<std::uint64_t> counts(n);
   for (std::size_t r = 0; r < n; ++r) counts[r] = count * (r + 1) / n - count * r / n;

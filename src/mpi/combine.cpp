@@ -125,7 +125,7 @@ void MpiMedium::combine_in_pairs(const Running& running, const Buffers& buffers)
         },
         [&] { return MPI_Reduce_scatter_block(input, output, each, type, op, data_.get()); });
   } else {
-    const Parts by_rank = parts(running, call.lists->send);
+    const Parts& by_rank = parts(running, call.lists->send);
     complete(running, [&](MPI_Request* request) {
       return MPI_Ireduce_scatter(input, output, by_rank.counts.data(), type, op, data_.get(),
                                  request);
@@ -167,12 +167,12 @@ void MpiMedium::combine_slices(const Running& running, const Buffers& buffers) {
     if (all || rank_ == signature.root) reduce(signature.count, buffers.output);
     return;
   }
-  const Parts out = !scatters                       ? slices(running, signature.count)
-                    : coll::has_table(signature.op) ? parts(running, call.lists->send)
-                                                    : slices(running, n * signature.count);
+  const Parts& out = !scatters                       ? slices(running, signature.count)
+                     : coll::has_table(signature.op) ? parts(running, call.lists->send)
+                                                     : slices(running, n * signature.count);
   const int mine = out.counts[me];
   const std::vector<std::uint64_t> alike(n, static_cast<std::uint64_t>(mine));
-  const Parts in = parts(running, alike);
+  const Parts& in = parts(running, alike);
   const auto count = static_cast<std::size_t>(mine);
   std::byte* const work = scratch(work_, std::max<std::size_t>(1, n * count * element));
   complete(running, [&](MPI_Request* request) {

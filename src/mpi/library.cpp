@@ -164,20 +164,38 @@ void Patience::pause() {
   std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
+namespace {
+
+// Throws what a test of several requests returned: of the one that failed, where that is known.
+void check_all(int code, std::span<const MPI_Status> statuses) {
+  if (code == MPI_SUCCESS) [[likely]]
+    return;
+  int kind = MPI_ERR_UNKNOWN;
+  MPI_Error_class(code, &kind);
+  if (kind == MPI_ERR_IN_STATUS) {
+    for (const MPI_Status& status : statuses) {
+      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "MPI_Testall");
+    }
+  }
+  check(code, "MPI_Testall");
+}
+
+}  // namespace
+
 Outcome finish(std::span<MPI_Request> requests, const Deadline& deadline,
-               const std::atomic<bool>& stop) {
+               const std::atomic<bool>& stop, std::span<MPI_Status> statuses) {
   static const bool crowded = is_crowded();
   Patience patience(crowded);
   for (int i = 1;; ++i) {
     int done = 0;
     {
       const Library::Turn turn;
-      if (requests.size() == 1) {
+      if (requests.size() == 1 && statuses.empty()) {
         check(MPI_Test(requests.data(), &done, MPI_STATUS_IGNORE), "MPI_Test");
       } else {
-        check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done,
-                          MPI_STATUSES_IGNORE),
-              "MPI_Testall");
+        check_all(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done,
+                              statuses.empty() ? MPI_STATUSES_IGNORE : statuses.data()),
+                  statuses);
       }
     }
     if (done) return Outcome::kDone;

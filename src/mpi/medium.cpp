@@ -1,6 +1,7 @@
 #include "mpi/medium.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "mpi/complete.h"
@@ -23,17 +24,23 @@ std::vector<int> everyone(int size) {
 
 // Ranks of one group may have been initialised differently, and must call the same.
 bool all_may_wait(MPI_Comm communicator, const Deadline& deadline) {
-  int mine = Library::may_wait() ? 1 : 0, least = 0;
+  struct Answers {
+    int mine = Library::may_wait() ? 1 : 0, least = 0;
+  };
+  const auto answers = std::make_shared<Answers>();  // MPI's for as long as it is under way
   MPI_Request request = MPI_REQUEST_NULL;
   {
     const Library::Turn turn;
-    check(MPI_Iallreduce(&mine, &least, 1, MPI_INT, MPI_MIN, communicator, &request), "MPI");
+    check(MPI_Iallreduce(&answers->mine, &answers->least, 1, MPI_INT, MPI_MIN, communicator,
+                         &request),
+          "MPI");
   }
   const std::atomic<bool> never{false};
   if (finish({&request, 1}, deadline, never) != Outcome::kDone) {
+    Library::instance().abandon(request, answers);
     fail(ErrorKind::kTimeout, "making a group over MPI: timed out waiting for other ranks");
   }
-  return least != 0;
+  return answers->least != 0;
 }
 
 }  // namespace
@@ -64,6 +71,7 @@ void MpiMedium::run(const coll::Call& call, std::uint64_t number) {
   const Running running{call, number};
   check_failed(running);
   const Library::Inside inside;
+  if (parts_) parts_->clear();
   if (size_ > 1 && checks_) compare(running);
   switch (call.signature.op) {
     case OpKind::kBarrier: meet_all(running); break;
@@ -82,11 +90,16 @@ void MpiMedium::run(const coll::Call& call, std::uint64_t number) {
 // difference.
 void MpiMedium::compare(const Running& running) {
   const auto n = static_cast<std::size_t>(size_);
+  // Through memory that can be left to MPI.
   const auto gather = [&](const void* mine, void* all, std::size_t bytes) {
+    std::byte* const from = scratch(input_, bytes);
+    std::byte* const to = scratch(output_, n * bytes);
+    std::memcpy(from, mine, bytes);
     complete(running, [&](MPI_Request* request) {
-      return MPI_Iallgather(mine, static_cast<int>(bytes), MPI_BYTE, all, static_cast<int>(bytes),
+      return MPI_Iallgather(from, static_cast<int>(bytes), MPI_BYTE, to, static_cast<int>(bytes),
                             MPI_BYTE, data_.get(), request);
     });
+    std::memcpy(all, to, n * bytes);
   };
   std::vector<coll::Signature> all(n);
   gather(&running.call.signature, all.data(), sizeof(coll::Signature));
@@ -116,7 +129,10 @@ void MpiMedium::meet_all(const Running& running) {
 }
 
 void MpiMedium::swap(const Running& running, std::byte* blocks, std::size_t bytes) {
-  std::array<MPI_Request, std::size_t{2} * kMostPieces * kFewRanks> requests;
+  constexpr std::size_t kMost = std::size_t{2} * kMostPieces * kFewRanks;
+  std::array<MPI_Request, kMost> requests;
+  std::array<MPI_Status, kMost> statuses;
+  std::array<int, kMost> lengths;
   std::size_t begun = 0;
   // Parts of it may be under way.
   const auto leave = [&] {
@@ -139,7 +155,7 @@ void MpiMedium::swap(const Running& running, std::byte* blocks, std::size_t byte
           check(MPI_Irecv(block(r) + done, length, MPI_BYTE, r, kSwapTag, control_.get(),
                           &requests[begun]),
                 "MPI_Irecv");
-          ++begun;
+          lengths[begun++] = length;
           check(MPI_Isend(block(rank_) + done, length, MPI_BYTE, r, kSwapTag, control_.get(),
                           &requests[begun]),
                 "MPI_Isend");
@@ -148,15 +164,26 @@ void MpiMedium::swap(const Running& running, std::byte* blocks, std::size_t byte
         done += piece;
       } while (done < bytes);
     }
-    outcome = finish({requests.data(), begun}, running.call.deadline, stop_);
+    outcome =
+        finish({requests.data(), begun}, running.call.deadline, stop_, {statuses.data(), begun});
   } catch (const Error& error) {
     leave();
     fail_run(running, error.kind(), error.what());
   }
-  if (outcome == Outcome::kDone) [[likely]]
-    return;
-  leave();
-  fail_unfinished(running, outcome);
+  if (outcome != Outcome::kDone) [[unlikely]] {
+    leave();
+    fail_unfinished(running, outcome);
+  }
+  // MPI is content with messages that are too short. Of each pair the first is a receive.
+  for (std::size_t i = 0; i < begun; i += 2) {
+    int received = 0;
+    MPI_Get_count(&statuses[i], MPI_BYTE, &received);
+    if (received == lengths[i]) [[likely]]
+      continue;
+    fail_run(running, ErrorKind::kInvalidArgument,
+             concat("rank ", statuses[i].MPI_SOURCE, " sent ", received, " bytes, not ", lengths[i],
+                    ": ranks do not call the same operation; option check tells more"));
+  }
 }
 
 void MpiMedium::monitored_barrier(const Running& running) {
@@ -240,9 +267,13 @@ void MpiMedium::abandon(MPI_Request request, std::shared_ptr<void> memory) {
 }
 
 void MpiMedium::leave_to_mpi(MPI_Request request) {
-  using All = std::array<Scratch, 3>;
-  abandon(request, std::make_shared<All>(All{input_, output_, work_}));
+  struct All {
+    std::array<Scratch, 3> memory;
+    std::shared_ptr<std::deque<Parts>> parts;
+  };
+  abandon(request, std::make_shared<All>(All{{input_, output_, work_}, parts_}));
   input_ = output_ = work_ = nullptr;
+  parts_ = nullptr;
 }
 
 // --- meetings ---

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -79,7 +80,7 @@ class MpiMedium final : public coll::Medium,
     bool in_place;  // the input is the output, or the own part of it, or the other way round
   };
 
-  // A buffer cut among the ranks, in elements.
+  // A buffer cut among the ranks, in elements. MPI reads them until an operation has ended.
   struct Parts {
     std::vector<int> counts;
     std::vector<int> offsets;
@@ -116,7 +117,7 @@ class MpiMedium final : public coll::Medium,
   // every rank) to all others. The blocks are work_'s, or empty.
   void swap(const Running& running, std::byte* blocks, std::size_t bytes);
   void monitored_barrier(const Running& running);
-  void leave_to_mpi(MPI_Request request);  // with the scratch memory
+  void leave_to_mpi(MPI_Request request);  // with the scratch memory and the parts
 
   // --- memory (buffers.cpp) ---
   std::byte* scratch(Scratch& which, std::size_t bytes);
@@ -129,8 +130,9 @@ class MpiMedium final : public coll::Medium,
   void exchange(const Running& running, const Buffers& buffers);
   void combine_in_pairs(const Running& running, const Buffers& buffers);
   void combine_slices(const Running& running, const Buffers& buffers);
-  Parts parts(const Running& running, std::span<const std::uint64_t> counts) const;
-  Parts slices(const Running& running, std::size_t count) const;
+  // Valid until the next run().
+  const Parts& parts(const Running& running, std::span<const std::uint64_t> counts);
+  const Parts& slices(const Running& running, std::size_t count);
   void move(const Running& running);
   void broadcast(const Running& running, const Buffers& buffers);
 
@@ -154,6 +156,7 @@ class MpiMedium final : public coll::Medium,
   Guarded<std::vector<int>> late_;
   // Of run(). Shared with what is abandoned.
   Scratch input_, output_, work_;
+  std::shared_ptr<std::deque<Parts>> parts_;
   MpiMessages messages_;
 };
 

@@ -52,8 +52,9 @@ void MpiMedium::move(const Running& running) {
   if (!uneven) {
     to_count(running, std::max(call.input_bytes, call.output_bytes) / call.element());
   }
-  const Parts sent = uneven ? parts(running, call.lists->send) : Parts();
-  const Parts received = uneven ? parts(running, call.lists->receive) : Parts();
+  static const Parts none;
+  const Parts& sent = uneven ? parts(running, call.lists->send) : none;
+  const Parts& received = uneven ? parts(running, call.lists->receive) : none;
   const auto me = static_cast<std::size_t>(rank_);
   const auto begin = [&](MPI_Request* request) {
     switch (signature.op) {

@@ -242,6 +242,24 @@ TEST_P(MpiRanksTest, MessagesThatDoNotFit) {
   });
 }
 
+// Also without the option check: small operations that differ are errors, not other numbers.
+TEST_P(MpiRanksTest, OperationsThatDiffer) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto lengths = make_group(r, "lengths that differ");
+    auto tensor = full(1, {r.id() == 0 ? 4 : 2});
+    EXPECT_THAT(text_of([&] { lengths.all_reduce(tensor); }),
+                HasSubstr(r.id() == 0 ? "rank 1 sent 8 bytes, not 16" : "MPI_ERR_TRUNCATE"));
+    const auto kinds = make_group(r, "kinds that differ");
+    if (r.id() == 0) {
+      EXPECT_THAT(text_of([&] { kinds.all_reduce(tensor); }),
+                  HasSubstr("rank 1 sent 0 bytes, not 16"));
+    } else {
+      EXPECT_THAT(text_of([&] { kinds.barrier(); }), HasSubstr("MPI_ERR_TRUNCATE"));
+    }
+    expect_equal(tensor, full(1, tensor.sizes()));
+  });
+}
+
 // Around the lengths where one message, two, or MPI's own collective are used.
 TEST_P(MpiRanksTest, LengthsWhereTheWayChanges) {
   RankGroup(4, GetParam()).run([](Rank& r) {
