@@ -1,6 +1,7 @@
 #include "convoy/group.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -114,9 +115,24 @@ WorkPtr all_gather(c10d::Backend& backend, at::TensorList outputs, const at::Ten
                            {.timeout = limit(options.timeout), .asyncOp = is_async(mode)});
 }
 
+// Ours compare lengths. Gloo compares shapes, and reads the first size even of a tensor that has
+// none: as tensors of one dimension they please everybody.
+void flatten_for(const c10d::Backend& backend, at::Tensor& one, at::Tensor& other) {
+  if (!one.defined() || !other.defined() || (one.dim() == 1 && other.dim() == 1)) return;
+  if (dynamic_cast<const ConvoyBackend*>(&backend) != nullptr) return;
+  const auto is_flat = [](const at::Tensor& tensor) {
+    return tensor.layout() == c10::kStrided && tensor.is_contiguous();
+  };
+  if (!is_flat(one) || !is_flat(other)) return;  // what that means is the backend's affair
+  const at::NoGradGuard no_grad;
+  one = one.view({-1});
+  other = other.view({-1});
+}
+
 WorkPtr all_gather_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
                           const CallOptions& options, Mode mode) {
   changes(output);
+  flatten_for(backend, output, input);
   return backend._allgather_base(output, input,
                                  {.timeout = limit(options.timeout), .asyncOp = is_async(mode)});
 }
@@ -157,6 +173,7 @@ WorkPtr reduce_scatter(c10d::Backend& backend, const at::Tensor& output, at::Ten
 WorkPtr reduce_scatter_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
                               const ReduceOptions& options, Mode mode) {
   changes(output);
+  flatten_for(backend, output, input);
   return backend._reduce_scatter_base(output, input,
                                       {.reduceOp = to_c10d(backend, options),
                                        .timeout = limit(options.timeout),

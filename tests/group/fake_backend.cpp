@@ -99,8 +99,19 @@ FakeBackend::WorkPtr FakeBackend::allgather(std::vector<Tensors>& outputs, Tenso
 
 FakeBackend::WorkPtr FakeBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::AllgatherOptions& opts) {
+  check_equal_sizes(at::chunk(output, getSize()), input);
   return enqueue([this, output, input, opts = at_once(opts)]() mutable {
     inner_->_allgather_base(output, input, opts);
+    return -1;
+  });
+}
+
+// Gloo reads the first size of both, also where there is none.
+FakeBackend::WorkPtr FakeBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                       const c10d::ReduceScatterOptions& opts) {
+  check_equal_sizes(at::chunk(input, getSize()), output);
+  return enqueue([this, output, input, opts = at_once(opts)]() mutable {
+    inner_->_reduce_scatter_base(output, input, opts);
     return -1;
   });
 }

@@ -32,6 +32,8 @@ class FakeBackend final : public c10d::Backend {
                     const c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& opts) override;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,

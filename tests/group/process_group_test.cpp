@@ -286,6 +286,30 @@ TEST(ProcessGroupTest, WorkOfAForeignBackend) {
   });
 }
 
+// Backends that compare shapes get tensors of one dimension, whatever the caller's are.
+TEST(ProcessGroupTest, ShapesOfAForeignBackend) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    const auto group = make_group(r, Whose::kForeign);
+    for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {3}, {2, 3}, {0, 3}}) {
+      SCOPED_TRACE(testing::PrintToString(sizes));
+      const auto mine = full(r.id() + 1, sizes);
+      const auto both = at::stack({full(1, sizes), full(2, sizes)});
+      expect_equal(group.all_gather(mine), both);
+      auto all = at::empty_like(both);
+      group.all_gather_single_async(all, mine).wait();
+      expect_equal(all, both);
+      auto flat = at::empty({both.numel()});
+      group.all_gather_single(flat, mine);
+      expect_equal(flat, both.flatten());
+      auto part = at::empty(sizes);
+      group.reduce_scatter_single(part, both * (r.id() + 1));
+      expect_equal(part, full(3 * (r.id() + 1), sizes));
+      group.reduce_scatter_single_async(part, both.flatten()).wait();
+      expect_equal(part, full(2 * (r.id() + 1), sizes));
+    }
+  });
+}
+
 // test_get_future, test_allreduce_coalesced_async
 TEST(ProcessGroupTest, ThenAndFutures) {
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
