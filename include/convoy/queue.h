@@ -34,7 +34,8 @@ struct QueueOptions {
 };
 
 // A bounded queue of messages, first in, first out, for any number of producers and consumers in
-// any processes. Copies are the same queue. Thread-safe.
+// any processes. Copies are the same queue. Thread-safe. It lives, with what is in it, as long as
+// any process has it, or is about to get it.
 //
 // Tensors are not copied but shared, as by a Channel. What is in the queue stays valid whatever
 // becomes of the process that put it there.
@@ -59,7 +60,8 @@ class Queue : public Shared {
   void put(const Message& message, const Deadline& deadline) const;
   // False: there is no room.
   bool try_put(const Message& message) const;
-  // In order, but not at one go: others may put in between. How many were put by the deadline.
+  // In order, but not at one go: others may put in between. How many were put: by the deadline, or
+  // before one that could not be (which is thrown when it is the first: call again with the rest).
   std::size_t put_many(const std::vector<Message>& messages, const Deadline& deadline) const;
 
   // Waits for a message. kTimeout. kPeerLost: the queue is closed, and nothing is left in it.
@@ -67,7 +69,8 @@ class Queue : public Shared {
   Message get(const Deadline& deadline) const;
   // nullopt: nothing is there.
   std::optional<Message> try_get() const;
-  // All that are there, `most` at most; waits for one. Empty: none came by the deadline.
+  // All that are there, `most` at most; waits for one. Empty: none came by the deadline. One that
+  // cannot be received is counted (lost()) and left out.
   std::vector<Message> get_many(std::size_t most, const Deadline& deadline) const;
   // The message must be one tensor; kInvalidArgument if it is something else, which is then gone.
   at::Tensor get_tensor() const;

@@ -1,5 +1,6 @@
 #include "share/descriptor_store.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -47,6 +48,13 @@ DescriptorStore::DescriptorStore(UniqueFd writer, UniqueFd reader)
   }
 }
 
+// The kernel tells the reading end when the other one was closed everywhere: in processes, in
+// children that a process has forked, and in messages that nobody has received.
+bool DescriptorStore::has_writers() const {
+  pollfd item{reader_.get(), 0, 0};
+  return writer_ || ::poll(&item, 1, 0) < 0 || (item.revents & POLLHUP) == 0;
+}
+
 void DescriptorStore::add(const Entry& entry, int descriptor) const {
   Entry said = entry;
   said.magic = kMagic;
@@ -90,7 +98,8 @@ std::optional<DescriptorStore::Entry> DescriptorStore::look(std::size_t index,
   do {
     got = ::recvmsg(reader_.get(), &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got < 0 && errno == EAGAIN) return std::nullopt;
+  // 0: as EAGAIN, where nobody can put in any more.
+  if (got == 0 || (got < 0 && errno == EAGAIN)) return std::nullopt;
   if (got < 0) fail_errno("looking into the store of descriptors of a queue");
   if (descriptor) {
     const cmsghdr* const header = CMSG_FIRSTHDR(&message);

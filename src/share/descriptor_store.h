@@ -32,6 +32,12 @@ class DescriptorStore {
   // The two ends, of another process's.
   DescriptorStore(UniqueFd writer, UniqueFd reader);
 
+  // This process puts no more in: whether others can, or will (the end is under way to them).
+  // Afterwards it can still look.
+  void close_writer() { writer_.reset(); }
+  bool has_writers() const;
+  void reopen_writer(UniqueFd writer) { writer_ = std::move(writer); }
+
   int writer() const { return writer_.get(); }
   int reader() const { return reader_.get(); }
 

@@ -4,6 +4,17 @@
 
 namespace convoy::share {
 
+void Member::count_put(std::uint64_t number) {
+  const std::uint64_t counted = number << 32;
+  std::uint64_t seen = hands.load(std::memory_order_relaxed);
+  std::uint64_t next = 0;
+  do {
+    const std::uint64_t left = seen & 0xffffffff;
+    if ((seen & ~std::uint64_t{0xffffffff}) == counted || left == 0) return;
+    next = counted | (left - 1);
+  } while (!hands.compare_exchange_weak(seen, next, std::memory_order_relaxed));
+}
+
 std::size_t Members::claim(ProcessWord process) const {
   std::size_t free = kMostMembers;
   for (std::size_t i = 0; i < kMostMembers; ++i) {
@@ -21,7 +32,7 @@ std::size_t Members::claim(ProcessWord process) const {
 
 void Members::drop(std::size_t index) const {
   Member& member = first_[index];
-  member.busy.store(0, std::memory_order_relaxed);
+  member.hands.store(0, std::memory_order_relaxed);
   member.passive = 0;
   member.asleep = {};
   member.process.store(0, std::memory_order_release);

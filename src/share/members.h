@@ -14,10 +14,19 @@ namespace convoy::share {
 // holds the lock of that thing, and read by it.
 struct Member {
   std::atomic<ProcessWord> process{0};  // 0: free. Read without the lock too
-  std::atomic<std::uint32_t> busy{0};   // threads with something in their hands; without the lock
-  std::uint32_t passive = 0;            // 1: has let go of it, and stays for what it has left there
+  // Low half: items that its threads are about to put; changed without the lock too. High half: the
+  // number of the latest that came in (its low half). One word, so that whoever dies leaves an item
+  // counted, or not. Read-modify-write, relaxed.
+  std::atomic<std::uint64_t> hands{0};
+  std::uint32_t passive = 0;              // 1: has let go of it, and stays for what it left there
   std::array<std::uint32_t, 2> asleep{};  // threads, by what they wait for
-  std::array<std::uint32_t, 2> unused{};
+  std::uint32_t unused = 0;
+
+  std::uint32_t puts() const {
+    return static_cast<std::uint32_t>(hands.load(std::memory_order_relaxed));
+  }
+  // Under the lock: this item came in. Once more makes no difference.
+  void count_put(std::uint64_t number);
 };
 static_assert(sizeof(Member) == 32);
 

@@ -60,7 +60,11 @@ struct QueueImpl : Shared::Impl {
     end_offers();
     try {
       SharedObjects::end(memory.segment().key(), [this] {
-        if (core->leave()) return;
+        try {
+          if (core->leave()) return;
+        } catch (const Error& error) {  // its lock is not to be had: later, perhaps
+          log_warn("queue: ", error.what());
+        }
         watch_orphans();
         orphans().lock()->push_back(core);
       });
@@ -74,38 +78,48 @@ struct QueueImpl : Shared::Impl {
     return Deadline::after(std::chrono::milliseconds(memory.shape().timeout_ms));
   }
 
+  // How many went in by the deadline, or before something went wrong. Throws if none did.
   std::size_t put(const Message* messages, std::size_t count, const Deadline& until) {
     QueueMemory::Hands hands(memory, count);
     std::size_t done = 0;
-    while (done < count) {
-      const std::size_t chunk = std::min(count - done, kPackAtOnce);
-      const std::size_t went = put_chunk(messages + done, chunk, hands, until);
-      done += went;
-      if (went < chunk) break;
+    try {
+      while (done < count) {
+        const std::size_t before = done;
+        put_chunk(messages, std::min(count, done + kPackAtOnce), hands, until, done);
+        if (done < std::min(count, before + kPackAtOnce)) break;
+      }
+    } catch (const std::exception& error) {
+      if (done == 0) throw;
+      log_info("queue: put ", done, " of ", count, " messages: ", error.what());
     }
     return done;
   }
 
-  // How many went in by the deadline.
-  std::size_t put_chunk(const Message* messages, std::size_t count, QueueMemory::Hands& hands,
-                        const Deadline& until) {
-    std::size_t done = 0;
-    while (done < count) {
+  // Puts messages up to number `end`, from number `done` on, which it counts up.
+  void put_chunk(const Message* messages, std::size_t end, QueueMemory::Hands& hands,
+                 const Deadline& until, std::size_t& done) {
+    while (done < end) {
       const std::uint32_t epoch = memory.epoch();
       const QueuePacking packing{
           .most_bytes = memory.shape().item_bytes,
           .copy_below = memory.shape().copy_below,
           .deposit = [&](const std::shared_ptr<Region>& region) { core->deposit(region, epoch); }};
       std::vector<Packed> packed;
-      std::vector<std::string_view> items;
-      packed.reserve(count - done);
-      for (std::size_t i = done; i < count; ++i) {
-        packed.push_back(pack_for_queue(messages[i], packing));
-        items.emplace_back(packed.back().bytes);
+      packed.reserve(end - done);
+      std::exception_ptr refused;  // of the message after these
+      try {
+        for (std::size_t i = done; i < end; ++i) {
+          packed.push_back(pack_for_queue(messages[i], packing));
+        }
+      } catch (const std::exception&) {
+        if (packed.empty()) throw;
+        refused = std::current_exception();
       }
+      std::vector<std::string_view> items;
+      for (const Packed& one : packed) items.emplace_back(one.bytes);
       std::size_t went = 0;
       while (went < items.size()) {
-        const auto entering = [&, went](std::size_t i) {
+        const auto entering = [&packed, went](std::size_t i) {
           for (const BlockRef& ref : packed[went + i].blocks) {
             ref.book->book().enter_transit(ref.entry);
           }
@@ -113,15 +127,15 @@ struct QueueImpl : Shared::Impl {
         const auto result =
             memory.put(std::span(items).subspan(went), epoch, hands, entering, until);
         went += result.items;
+        done += result.items;
         if (result.stale) break;
-        if (result.items == 0) return done + went;
+        if (result.items == 0) return;
       }
-      done += went;
+      if (refused && went == items.size()) std::rethrow_exception(refused);
     }
-    return done;
   }
 
-  // Empty: the item is lost.
+  // Empty: the item is lost. Whatever comes, it is settled and its slot is free.
   std::optional<Message> open(const QueueMemory::Item& item, bool alone) {
     struct Finish {
       QueueImpl& queue;
@@ -132,28 +146,57 @@ struct QueueImpl : Shared::Impl {
       return unpack_from_queue(
           item.bytes, [this](const WireRegion& region) { return core->find(region); },
           *item.progress);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {  // of libtorch's allocator, too
       core->settle(item.bytes, *item.progress);
       memory.count_lost(item, error.what());
-      if (alone && error.kind() != ErrorKind::kPeerLost) throw;
+      const auto* const known = dynamic_cast<const Error*>(&error);
+      if (alone && !(known && known->kind() == ErrorKind::kPeerLost)) throw;
     }
     return std::nullopt;
   }
 
+  // Items that were taken. Those that nobody opens are let go of.
+  struct Batch {
+    QueueImpl& queue;
+    std::vector<QueueMemory::Item> items;
+    std::size_t next = 0;
+
+    Batch(QueueImpl& of, std::vector<QueueMemory::Item> taken)
+        : queue(of), items(std::move(taken)) {}
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+    ~Batch() {
+      for (; next < items.size(); ++next) {
+        queue.core->settle(items[next].bytes, *items[next].progress);
+        queue.memory.finish(items[next]);
+      }
+    }
+  };
+
   std::vector<Message> get(std::size_t most, const Deadline& until) {
     std::vector<Message> messages;
     while (messages.size() < most && (messages.empty() || memory.size() > 0)) {
-      const auto items = take(most - messages.size(), messages.empty() ? until : now());
-      if (items.empty()) break;
-      for (const auto& item : items) {
-        if (auto message = open(item, most == 1)) messages.push_back(std::move(*message));
+      Batch batch(*this,
+                  take(most - messages.size(), messages.empty() ? until : now(), messages.empty()));
+      if (batch.items.empty()) break;
+      messages.reserve(messages.size() + batch.items.size());
+      while (batch.next < batch.items.size()) {
+        auto message = open(batch.items[batch.next++], most == 1);
+        if (message) messages.push_back(std::move(*message));
       }
     }
     return messages;
   }
 
-  std::vector<QueueMemory::Item> take(std::size_t most, const Deadline& until) {
-    return memory.take(most, until);
+  // What a later call throws costs nothing of what the first one brought: another process may have
+  // emptied a queue that is closed in between.
+  std::vector<QueueMemory::Item> take(std::size_t most, const Deadline& until, bool first) {
+    try {
+      return memory.take(most, until);
+    } catch (const std::exception&) {
+      if (first) throw;
+      return {};
+    }
   }
 
   const std::shared_ptr<QueueCore> core;  // shared with who frees memory, and with the orphans
@@ -179,6 +222,7 @@ std::shared_ptr<Shared::Impl> make_queue(const QueueOptions& options) {
   if (options.timeout < std::chrono::milliseconds(0)) {
     fail(ErrorKind::kInvalidArgument, "a queue with a negative timeout");
   }
+  look_at_orphans();  // each has descriptors
   const auto timeout = std::min<std::int64_t>(options.timeout.count(), UINT32_MAX);
   auto core = std::make_shared<QueueCore>(
       QueueMemory::Shape{.capacity = static_cast<std::uint32_t>(options.capacity),
@@ -197,6 +241,7 @@ const Shared& as_queue(const Shared& object) {
 }  // namespace
 
 std::shared_ptr<Shared::Impl> adopt_queue(std::vector<UniqueFd> descriptors) {
+  look_at_orphans();
   const auto key = Segment::key_of(descriptors[0].get());
   return SharedObjects::find_or(key, [&]() -> std::shared_ptr<Shared::Impl> {
     auto left = orphans().lock();
@@ -207,7 +252,7 @@ std::shared_ptr<Shared::Impl> adopt_queue(std::vector<UniqueFd> descriptors) {
     if (found != left->end()) {
       core = std::move(*found);
       left->erase(found);
-      core->memory().come_back();
+      core->come_back(std::move(descriptors[1]));
     } else {
       core = std::make_shared<QueueCore>(adopt_segment(std::move(descriptors[0])),
                                          std::move(descriptors[1]), std::move(descriptors[2]));

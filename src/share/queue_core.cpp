@@ -27,7 +27,9 @@ std::vector<int> QueueCore::descriptors() const {
 }
 
 bool QueueCore::leave() {
-  return memory_.leave([](std::string_view item) {
+  // Before the question: of several that leave at once, the last one finds nobody.
+  store_.close_writer();
+  const auto concerns = [](std::string_view item) {
     try {
       for (const WireRegion& wire : parse_message(item).regions) {
         const auto region = Depot::instance().find({wire.device, wire.inode});
@@ -37,7 +39,13 @@ bool QueueCore::leave() {
       // It will be counted as lost.
     }
     return false;
-  });
+  };
+  return memory_.leave(concerns, [this] { return store_.has_writers(); });
+}
+
+void QueueCore::come_back(UniqueFd writer) {
+  store_.reopen_writer(std::move(writer));
+  memory_.come_back();
 }
 
 // Under the lock of the memory. What no item needs, and whose owner has ended or given it back, is

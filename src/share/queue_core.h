@@ -22,8 +22,10 @@ class QueueCore {
   QueueCore(Segment memory, UniqueFd writer, UniqueFd reader);
 
   QueueMemory& memory() { return memory_; }
-  // QueueMemory::leave: items that name memory of this process concern it.
+  // QueueMemory::leave: items that name memory of this process concern it, and who has the writing
+  // end of the store can join the queue.
   bool leave();
+  void come_back(UniqueFd writer);  // after leave() was false
   std::vector<int> descriptors() const;
 
   // Puts the region into the store, if it was not there in this epoch of the memory.

@@ -32,7 +32,8 @@ namespace convoy::share {
 // Waiting: who finds nothing announces itself under the lock and sleeps on a bell. Who brings
 // something rings for one sleeper if no other that was woken is still on its way; who was woken
 // rings for the next if there is more. A process that is woken and killed takes its ring with it:
-// so nobody sleeps for longer than kLongestSleep at a time. tests/model/queue.pml is a model of it.
+// so nobody sleeps for longer than kLongestSleep at a time. tests/model has models of it:
+// queue.pml, queue_room.pml.
 //
 // All methods may be called from any thread.
 class QueueMemory {
@@ -106,21 +107,25 @@ class QueueMemory {
   std::uint32_t departures() const;
 
   // This process uses it no more. False: there are items that it put, or that concern it, while
-  // others still use the queue, and it stays as a passive member. Callable again: to find out
-  // whether that has changed. Whoever is the last settles what is left.
-  bool leave(const std::function<bool(std::string_view item)>& concerns = {});
+  // others still use the queue or will (`held_elsewhere`: somebody has the means to join it), and
+  // it stays as a passive member. Callable again: to find out whether that has changed. Whoever is
+  // the last settles what is left, which counts as lost.
+  bool leave(const std::function<bool(std::string_view item)>& concerns = {},
+             const std::function<bool()>& held_elsewhere = {});
   void come_back();  // after leave() was false
 
   // Tests.
   void set_die_in_lock_for_testing(std::function<void(const char* where)> hook) {
     hook_ = std::move(hook);
   }
+  std::uint32_t sleepers_for_testing();
 
  private:
   struct Head;
   struct Slot;
   struct List;
   class Lock;
+  class Announcement;
   enum Which : std::size_t { kItems, kRoom };
 
   void lay_out();

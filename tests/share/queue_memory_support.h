@@ -1,0 +1,59 @@
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+
+#include "base/concat.h"
+#include "share/queue_memory.h"
+#include "support/expect_error.h"
+#include "support/rank_group.h"
+
+namespace convoy::share::test {
+
+using convoy::test::expect_error;
+using convoy::test::Rank;
+using convoy::test::RankGroup;
+using convoy::test::RankMode;
+
+inline Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
+inline Deadline at_once() { return Deadline::after(std::chrono::seconds(0)); }
+
+inline QueueMemory::Settle no_settle() {
+  return [](std::string_view, std::atomic<std::uint32_t>&) {};
+}
+
+inline bool put(QueueMemory& queue, const std::string& item, const Deadline& deadline) {
+  QueueMemory::Hands hands(queue, 1);
+  const std::string_view view = item;
+  return queue.put({&view, 1}, queue.epoch(), hands, {}, deadline).items == 1;
+}
+
+inline std::optional<std::string> get(QueueMemory& queue, const Deadline& deadline) {
+  const auto items = queue.take(1, deadline);
+  if (items.empty()) return std::nullopt;
+  queue.finish(items[0]);
+  return items[0].bytes;
+}
+
+// Leaves, so that nothing of it stays in the memory.
+struct Queue : QueueMemory {
+  using QueueMemory::QueueMemory;
+  ~Queue() { leave(); }
+};
+
+// A queue of the test's own process, which ranks find through /proc.
+inline std::string address_of(const Segment& segment) {
+  return concat("/proc/", ::getpid(), "/fd/", segment.fd(), " ", segment.size());
+}
+
+inline Segment segment_at(const std::string& address) {
+  const auto space = address.find(' ');
+  UniqueFd fd(::open(address.substr(0, space).c_str(), O_RDWR | O_CLOEXEC));
+  return Segment::adopt(std::move(fd), std::stoul(address.substr(space + 1)));
+}
+
+}  // namespace convoy::share::test
