@@ -20,6 +20,9 @@ using std::chrono::milliseconds;
 // For one attempt to meet newcomers, who may be dead by then.
 constexpr milliseconds kAttempt(10'000);
 
+// A step is repeated so often though nobody has died.
+constexpr int kRepeats = 3;
+
 // Keys, below "elastic/":
 //   tickets        how many have asked to join
 //   asked          changes when somebody waits
@@ -56,8 +59,13 @@ class Member {
         }
       } catch (const Error& e) {
         if (e.kind() != ErrorKind::kPeerLost) throw;
+        const int before = group_.size();
+        const auto failed = std::exchange(failed_, next_);
+        if (failed != next_) unharmed_ = 0;
+        if (unharmed_ == kRepeats) throw;
         log_warn("step ", next_, ": ", e.what(), "; going on with who is left");
         shrink();
+        if (group_.size() == before) ++unharmed_;
         change();
       }
     }
@@ -203,7 +211,7 @@ class Member {
       store_->add("asked", 1);
       // Who ends it says so first, and then looks who waits.
       if (store_->try_get("over")) return false;
-      const std::string answer = store_->get("assign/" + id, deadline);
+      const std::string answer = wait_for_answer(id, deadline);
       if (answer == "over") return false;
       std::istringstream text(answer);
       std::int64_t epoch = 0;
@@ -222,6 +230,15 @@ class Member {
     }
   }
 
+  std::string wait_for_answer(const std::string& id, const Deadline& deadline) const {
+    try {
+      return store_->get("assign/" + id, deadline);
+    } catch (const Error& e) {
+      store_->erase("waiting/" + id);  // nobody is to be called who does not come
+      throw Error(e.kind(), concat("elastic: was not taken in: ", e.what()));
+    }
+  }
+
   void end() const {
     if (group_.rank() != 0) return;
     store_->set("over", "");
@@ -234,9 +251,11 @@ class Member {
   const Model& model_;
   const Options& options_;
   const std::shared_ptr<Store> store_;
-  ProcessGroup group_;      // of the members; before this process is one: its own
-  bool changed_ = false;    // the model is in another one
-  std::uint64_t next_ = 0;  // step
+  ProcessGroup group_;                   // of the members; before this process is one: its own
+  bool changed_ = false;                 // the model is in another one
+  std::optional<std::uint64_t> failed_;  // the last step that did
+  int unharmed_ = 0;                     // so often though nobody had died
+  std::uint64_t next_ = 0;               // step
 };
 
 void check(const Options& options, const ProcessGroup& group) {

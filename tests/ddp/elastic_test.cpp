@@ -131,6 +131,35 @@ TEST(ElasticTest, MembersJoin) {
   });
 }
 
+// A step that fails again and again although nobody has died ends the run.
+TEST(ElasticTest, NobodyHasDied) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    DistributedDataParallel model(make_net(), world);
+    int times = 0;
+    EXPECT_THAT(text_of([&] {
+                  elastic::run(model, {.store = r.store()}, [&](std::uint64_t) -> bool {
+                    if (++times > 20) throw std::runtime_error("for ever");
+                    throw Error(ErrorKind::kPeerLost, "another peer");
+                  });
+                }),
+                HasSubstr("another peer"));
+    EXPECT_GT(times, 1);
+  });
+}
+
+// Who has given up waiting is not called any more.
+TEST(ElasticTest, WhoWaitsInVain) {
+  run_ranks(1, [](Rank& r, const ProcessGroup& own) {
+    DistributedDataParallel model(make_net(), own);
+    EXPECT_THAT(text_of([&] {
+                  elastic::run(model, {.store = r.store(), .joins = true, .timeout = 100ms},
+                               [](std::uint64_t) { return false; });
+                }),
+                HasSubstr("elastic"));
+    EXPECT_TRUE(r.store()->keys("elastic/waiting/").empty());
+  });
+}
+
 TEST(ElasticTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     DistributedDataParallel model(make_net(), world);
