@@ -136,8 +136,8 @@ class ShardedOptimizer : public ShardedOptimizerBase {
 
   // Of all parameters of the reducer. Collective. kInvalidArgument on all ranks if they differ, for
   // values without a meaning, and for parameters that are not the reducer's, are in two groups or
-  // have such an optimizer already; kUnsupported for sparse ones and for types that are not f32,
-  // f64 or complex.
+  // have such an optimizer already; kUnsupported for sparse ones, for those that share memory, and
+  // for types that are not f32, f64 or complex.
   ShardedOptimizer(Reducer& reducer, const Options& options,
                    const ShardedOptimizerOptions& more = {})
       : ShardedOptimizer(reducer, {torch::optim::OptimizerParamGroup(reducer.parameters())},

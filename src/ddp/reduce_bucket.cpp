@@ -113,6 +113,21 @@ bool launches_late(const ProcessGroup& group, Launch wish) {
   return group.local_size() * at::get_num_threads() >= ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+void give_up(const ProcessGroup& group) noexcept {
+  try {
+    throw;
+  } catch (const AgreedError&) {
+    return;
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::kPeerLost || e.kind() == ErrorKind::kTimeout) return;
+  } catch (...) {  // this rank's own trouble
+  }
+  try {
+    group.abort();
+  } catch (...) {  // then it is no more
+  }
+}
+
 void rethrow_with(const std::string& head) {
   try {
     throw;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "convoy/error.h"
 #include "convoy/reducer.h"
 
 namespace convoy {
@@ -39,6 +40,15 @@ bool has_other_reducers(const ProcessGroup& group, const std::shared_ptr<const v
 // wait for each other at every bucket instead of once. CONVOY_DDP_LAUNCH=early or late
 // decides it where the options do not.
 bool launches_late(const ProcessGroup& group, Launch wish);
+
+// What all ranks have found together, and throw alike: nobody waits for this one.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+// In a handler: others may wait for this rank, and the group is ended, unless the error is an
+// AgreedError, or that of a lost or late rank, which has ended the group already.
+void give_up(const ProcessGroup& group) noexcept;
 
 // In a handler: throws what is being handled, as an Error whose text begins with `head`.
 [[noreturn]] void rethrow_with(const std::string& head);

@@ -433,7 +433,9 @@ void Reducer::watch_backward(std::function<void()> begins, std::function<void(Ba
 int Reducer::update_process_group(ProcessGroup group) {
   if (!group) fail(ErrorKind::kInvalidArgument, "update_process_group: there is no group");
   impl_->prepare_change();
+  // Collective: when it is there, all its ranks have ended what they did in the old group.
   auto made = std::make_shared<Impl>(impl_->tensors(), std::move(group), impl_->options());
+  impl_->leave_group();
   impl_->take_hooks_off();
   auto old = std::exchange(impl_, std::move(made));
   try {

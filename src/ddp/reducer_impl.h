@@ -74,8 +74,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   bool is_busy() const { return open_ || in_backward_; }
   bool is_late() const { return launches_late_; }
   const std::string& name_of(std::size_t index) const { return parameters_[index].name; }
+  // True if this rank has added to its gradient since the last round.
+  bool is_unreduced(std::size_t index) const { return parameters_[index].used; }
   // kInvalidArgument if the group cannot be changed now.
   void prepare_change();
+  // When no rank of the next group works in this one any more.
+  void leave_group();
   // What users have registered with the reducer in whose place this one comes. Collective. Returns
   // the rank that has made most backwards, whose parameters all have now.
   int take_over(const Impl& old);
@@ -130,8 +134,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
         false;  // the gradient is what the last round left: this tensor, changed so often
     const void* reduced_tensor = nullptr;
     std::int64_t reduced_version = 0;
-    at::Tensor summed;  // taken out of the gradient, so that it is not summed again
-    int expected = 1;   // how often its hook ran in the last round
+    at::Tensor summed;        // taken out of the gradient, so that it is not summed again
+    int expected = 1;         // how often its hook ran in the last round
+    bool left_local = false;  // this rank's own, though its bucket is not deferred any more
     bool learnt_unused = false;
     bool hidden = false;  // came although no output had reached it: behind a nested backward
 
@@ -168,6 +173,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void begin();
   void presume_unused(const Sink* sink);
   void make_ready(std::size_t index);
+  void copy_in(std::size_t index);
   void settle(std::size_t index);
   void launch_complete_ones();
   void launch(std::size_t bucket);
@@ -183,7 +189,6 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   template <class Function>
   void guarded(std::size_t bucket, Function function);
   void end_hook_group();
-  void give_up() noexcept;
   void announce();
   void add_nothing(std::size_t index);
   double join_scale() const;
@@ -195,6 +200,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // --- gradients that stay where they are: reducer_pieces.cpp ---
   void enter_births();
   bool can_stay(std::size_t index) const;
+  void move_shared_ones(const Bucket& bucket);
   std::vector<at::Tensor> pieces_of(const Bucket& bucket) const;
   bool travels_in_pieces() const;
 

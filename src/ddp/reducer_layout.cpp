@@ -79,9 +79,23 @@ std::vector<std::vector<std::size_t>> Reducer::Impl::plan(bool delayed) const {
 
 void Reducer::Impl::lay_out() {
   const auto old = std::exchange(buckets_, {});  // until the gradients have left them
+  std::vector<bool> deferred(parameters_.size());
+  for (const Bucket& bucket : old) {
+    for (const std::size_t i : bucket.parameters) deferred[i] = bucket.deferred;
+  }
   for (Parameter& parameter : parameters_) parameter.bucket = kNone;
   stats_.bytes = 0;
   add_buckets();
+  // The sharded optimizer has not had these gradients yet, or they must be reduced for it.
+  for (Bucket& bucket : buckets_) {
+    bucket.deferred =
+        defers(bucket) && std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
+                                      [&](std::size_t i) { return deferred[i]; });
+    if (bucket.deferred) continue;
+    for (const std::size_t i : bucket.parameters) {
+      parameters_[i].left_local = deferred[i] && tensors_[i].grad().defined();
+    }
+  }
   if (debug_ == DebugLevel::kOff) return;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     log_info(where(b), ": ", buckets_[b].parameters.size(), " parameters, ",

@@ -42,6 +42,17 @@ bool Reducer::Impl::can_stay(std::size_t index) const {
          is_shared_memory(gradient);
 }
 
+// Autograd may give two parameters views of one memory, which must not be reduced twice: those go
+// into their bucket.
+void Reducer::Impl::move_shared_ones(const Bucket& bucket) {
+  for (const std::size_t i : bucket.parameters) {
+    Parameter& parameter = parameters_[i];
+    if (!parameter.stays || tensors_[i].grad().storage().use_count() == 1) continue;
+    parameter.stays = false;
+    copy_in(i);
+  }
+}
+
 // The same on all ranks: a signature depends on it.
 bool Reducer::Impl::travels_in_pieces() const {
   return !hook_ && options_.reduce.kind() != GradReduce::Kind::kWeighted &&

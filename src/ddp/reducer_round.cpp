@@ -158,7 +158,13 @@ void Reducer::Impl::make_ready(std::size_t index) {
   }
   if (is_alias(gradient, slot)) return;
   parameter.stays = can_stay(index);
-  if (parameter.stays) return;
+  if (!parameter.stays) copy_in(index);
+}
+
+void Reducer::Impl::copy_in(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  at::Tensor& gradient = tensors_[index].mutable_grad();
+  const at::Tensor& slot = buckets_[parameter.bucket].slots[parameter.slot];
   const auto start = Clock::now();
   const bool has_history = gradient.requires_grad();
   {
@@ -208,6 +214,7 @@ void Reducer::Impl::launch(std::size_t index) {
   if (options_.nonfinite != NonFinite::kIgnore) check_finite(index);
   timeline_.launched(index);
   bucket.deferred = defers(bucket);
+  if (!bucket.deferred) guarded(index, [&] { move_shared_ones(bucket); });
   if (bucket.deferred) {
     ShardPort& port = *port_of(bucket);
     if (!port.overlaps()) return;
@@ -300,7 +307,7 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
       reason = verdict_.explain(group_, text_);
     }
   } catch (...) {
-    give_up();
+    give_up(group_);
     close(Outcome::kFailed);
     try {
       rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
@@ -326,21 +333,6 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
   fail(kind_of(worst), error_);
 }
 
-// In a handler. A lost or late rank has ended the group already. Anything else is this rank's own
-// trouble, in a place where the others wait for it.
-void Reducer::Impl::give_up() noexcept {
-  try {
-    throw;
-  } catch (const Error& e) {
-    if (e.kind() == ErrorKind::kPeerLost || e.kind() == ErrorKind::kTimeout) return;
-  } catch (...) {
-  }
-  try {
-    group_.abort();
-  } catch (...) {
-  }
-}
-
 // What is left of the buckets, and the verdict about them.
 bool Reducer::Impl::finish_buckets() {
   while (next_ < buckets_.size()) launch(next_++);
@@ -354,10 +346,8 @@ bool Reducer::Impl::finish_buckets() {
 }
 
 void Reducer::Impl::take_results() {
-  for (const auto& port : ports_) port->drain();
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
-    if (bucket.deferred) timeline_.done(index);
     if (!bucket.result) continue;
     at::Tensor result;
     try {
@@ -392,6 +382,11 @@ void Reducer::Impl::take_results() {
       continue;
     }
     bucket.buffer.copy_(result.reshape({-1}));
+  }
+  // Last: what it throws may be no end of the group, and nothing of this round is under way then.
+  for (const auto& port : ports_) port->drain();
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    if (buckets_[index].deferred) timeline_.done(index);
   }
 }
 
@@ -454,7 +449,9 @@ void Reducer::Impl::close(Outcome outcome) {
           gradient.defined() ? gradient.add_(parameter.summed) : std::move(parameter.summed);
       parameter.summed.reset();
     }
-    const bool deferred = parameter.bucket != kNone && bucket_of(parameter).deferred;
+    const bool left_local = std::exchange(parameter.left_local, false);
+    const bool deferred =
+        left_local || (parameter.bucket != kNone && bucket_of(parameter).deferred);
     if (good && verdict_.used()[i] && tensors_[i].grad().defined() && !deferred) {
       parameter.reduced = true;
       parameter.reduced_tensor = tensors_[i].grad().unsafeGetTensorImpl();
@@ -462,7 +459,7 @@ void Reducer::Impl::close(Outcome outcome) {
     } else if (!good) {
       parameter.reduced = false;
     }
-    parameter.used = false;
+    parameter.used = left_local;
     parameter.fired = 0;
     parameter.kept.reset();
     parameter.graph.reset();

@@ -100,6 +100,9 @@ void Reducer::Impl::prepare_change() {
   if (paused_ > 0) refuse("a no_sync()");
   if (join_) refuse("a Join");
   if (open_) close(Outcome::kFailed);
+}
+
+void Reducer::Impl::leave_group() {
   for (const auto& port : ports_) port->leave_group();
 }
 

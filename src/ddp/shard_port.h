@@ -36,7 +36,8 @@ class ShardPort {
   virtual void closed() noexcept = 0;
 
   // --- change of group: see ShardedOptimizer ---
-  // What dead ranks have left is taken over. Does not communicate.
+  // What dead ranks have left is taken over. Does not communicate; the living do nothing with their
+  // shards any more.
   virtual void leave_group() = 0;
   // Collective; `reducer` has the new group. The rank `root` has made most steps.
   virtual void enter_group(const std::shared_ptr<Reducer::Impl>& reducer, int root) = 0;

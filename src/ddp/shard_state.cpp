@@ -363,6 +363,7 @@ void ShardedOptimizerBase::Impl::move_shards(const std::shared_ptr<Reducer::Impl
     }
   }
   attach(reducer);
+  left_behind_.clear();  // all are here: nobody reads them any more
 }
 
 }  // namespace convoy

@@ -3,14 +3,17 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "coll/group.h"
 #include "coll/mesh.h"
 #include "coll/shared_memory.h"
 #include "convoy/backend.h"
+#include "ddp/reduce_bucket.h"
 #include "ddp/sharded_optimizer_impl.h"
 #include "tensor/memory.h"
 #include "transport/shm/fabric.h"
@@ -18,57 +21,73 @@
 namespace convoy {
 namespace {
 
+// How much longer than the group's patience this rank's own thread may take.
+constexpr std::chrono::seconds kGrace(30);
+
 template <class... Text>
 [[noreturn]] void refuse(const Text&... text) {
   fail(ErrorKind::kInvalidArgument, kShardedName, ": ", text...);
 }
+// What all ranks find.
+template <class... Text>
+[[noreturn]] void refuse_all(const Text&... text) {
+  throw AgreedError(ErrorKind::kInvalidArgument, concat(kShardedName, ": ", text...));
+}
 
-// True if other ranks can add it up where it is.
+// True if other ranks can add it up where it is. For norms sums are written there: it must be
+// nobody else's.
 bool can_be_read(const at::Tensor& gradient, const at::Tensor& home) {
-  return gradient.layout() == c10::kStrided && gradient.scalar_type() == home.scalar_type() &&
-         gradient.sizes().equals(home.sizes()) && gradient.strides().equals(home.strides()) &&
-         is_shared_memory(gradient);
+  return gradient.scalar_type() == home.scalar_type() &&
+         gradient.strides().equals(home.strides()) && is_shared_memory(gradient) &&
+         gradient.storage().use_count() == 1;
 }
 
 }  // namespace
 
+// Options of this step, which users may have changed.
+void ShardedOptimizerBase::Impl::take_rules() {
+  if (owner_->param_groups().size() != rules_.size()) {
+    refuse("groups cannot be added to it; make another one");
+  }
+  auto now = rules();
+  for (const OptimizerRule& rule : now) check_rule(kShardedName, rule);
+  rules_ = std::move(now);
+}
+
 // What ranks tell each other:
-//   0  1: ready, 2: not
+//   0  1: ready, 2: not, 3: gradients must be reduced first
 //   1  hash of the options
 //   9  for each member 1 if it has a gradient
 //      for each member segment and offset of its gradient, 0 if that is in its bucket
 // Returns where the gradients of all ranks are.
-std::vector<ShardedOptimizerBase::Impl::Places> ShardedOptimizerBase::Impl::meet(
-    const std::vector<bool>& has, const Places& places) {
-  std::string error;
+std::optional<std::vector<ShardedOptimizerBase::Impl::Places>> ShardedOptimizerBase::Impl::meet(
+    Own own) {
+  const std::vector<bool>& has = own.has;
   try {
-    if (owner_->param_groups().size() != rules_.size()) {
-      refuse("groups cannot be added to it; make another one");
-    }
-    rules_ = rules();
-    for (const OptimizerRule& rule : rules_) check_rule(kShardedName, rule);
+    take_rules();
     for (Member& member : members_) hold(member);
   } catch (const Error& e) {
-    error = e.what();
+    if (own.error.empty()) own.error = e.what();
   }
   constexpr std::size_t kHead = 9, kWord = sizeof(std::uint64_t), kPlace = 2 * kWord;
   const std::size_t length = kHead + has.size() * (1 + kPlace);
   const at::Tensor mine = at::zeros({static_cast<std::int64_t>(length)}, at::kByte);
   auto* const bytes = mine.mutable_data_ptr<std::uint8_t>();
-  bytes[0] = error.empty() ? 1 : 2;
+  bytes[0] = !own.error.empty() ? 2 : own.unreduced ? 3 : 1;
   const std::uint64_t hash = options_hash();
   std::memcpy(bytes + 1, &hash, sizeof(hash));
   for (std::size_t m = 0; m < has.size(); ++m) {
     bytes[kHead + m] = has[m];
     auto* const entry = bytes + kHead + has.size() + m * kPlace;
-    if (places.empty()) continue;
-    std::memcpy(entry, &places[m].segment, kWord);
-    std::memcpy(entry + kWord, &places[m].offset, kWord);
+    if (own.places.empty()) continue;
+    std::memcpy(entry, &own.places[m].segment, kWord);
+    std::memcpy(entry + kWord, &own.places[m].offset, kWord);
   }
   std::vector<Places> all_places;
+  bool unreduced = false;
   const at::Tensor all = at::empty({group_.size(), mine.numel()}, at::kByte);
   group_.all_gather_single(all.view({-1}), mine);
-  if (!error.empty()) throw Error(ErrorKind::kInvalidArgument, error);
+  if (!own.error.empty()) throw AgreedError(ErrorKind::kInvalidArgument, own.error);
   for (int r = 0; r < group_.size(); ++r) {
     const auto* const theirs = all[r].const_data_ptr<std::uint8_t>();
     auto& found = all_places.emplace_back(has.size());
@@ -77,17 +96,54 @@ std::vector<ShardedOptimizerBase::Impl::Places> ShardedOptimizerBase::Impl::meet
       std::memcpy(&found[m].segment, entry, kWord);
       std::memcpy(&found[m].offset, entry + kWord, kWord);
     }
-    if (theirs[0] != 1) refuse("rank ", r, " has refused the step: see its own error");
+    unreduced |= theirs[0] == 3;
+    if (theirs[0] == 2) refuse_all("rank ", r, " has refused the step: see its own error");
     if (std::memcmp(theirs + 1, bytes + 1, sizeof(hash)) != 0) {
-      refuse("rank ", r, " has other options in its groups than rank ", group_.rank());
+      refuse_all("rank ", r, " has other options in its groups than rank ", group_.rank());
     }
     for (std::size_t m = 0; m < has.size(); ++m) {
       if ((theirs[kHead + m] != 0) == has[m]) continue;
-      refuse("rank ", has[m] ? r : group_.rank(), " has no gradient for ", name_of(members_[m]),
-             ", but rank ", has[m] ? group_.rank() : r, " has");
+      refuse_all("rank ", has[m] ? r : group_.rank(), " has no gradient for ", name_of(members_[m]),
+                 ", but rank ", has[m] ? group_.rank() : r, " has");
     }
   }
+  if (unreduced) return std::nullopt;
   return all_places;
+}
+
+// In the buckets that are not reduced in backward, gradients are made ready for other ranks.
+ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
+    const Reducer::Impl& reducer) const {
+  Own own{.has = std::vector<bool>(members_.size()), .places = Places(members_.size())};
+  try {
+    if (stuck_) fail(ErrorKind::kTimeout, "its thread has not come back from a step before");
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      const Member& member = members_[m];
+      const at::Tensor& gradient = member.parameter.grad();
+      own.has[m] = gradient.defined() && member.parameter.requires_grad();
+      if (!own.has[m]) continue;
+      if (gradient.layout() != c10::kStrided || !gradient.device().is_cpu() ||
+          !gradient.sizes().equals(member.home.sizes())) {
+        refuse("the gradient of ", name_of(member), " is ", gradient.layout(), ", of sizes ",
+               gradient.sizes(), ", not strided of sizes ", member.home.sizes());
+      }
+      const auto place = reducer.place_of(member.index);
+      // Before the first backward that is reduced, for example.
+      own.unreduced |= place.bucket == nullptr ||
+                       (!place.bucket->deferred && reducer.is_unreduced(member.index));
+      if (place.bucket == nullptr || !place.bucket->deferred) continue;
+      const at::Tensor& slot = place.bucket->slots[place.slot];
+      if (is_alias(gradient, slot)) continue;
+      if (can_be_read(gradient, member.home)) {
+        own.places[m] =
+            shm::Fabric::instance().locate(gradient.const_data_ptr(), gradient.nbytes());
+      }
+      if (!own.places[m]) slot.copy_(gradient);
+    }
+  } catch (const std::exception& e) {  // others wait in meet()
+    own.error = e.what();
+  }
+  return own;
 }
 
 void ShardedOptimizerBase::Impl::step() {
@@ -96,31 +152,12 @@ void ShardedOptimizerBase::Impl::step() {
   if (options_.in_backward) refuse("step: backward() is the step, by in_backward");
   if (reducer->is_busy()) refuse("step: inside of a backward");
   const at::NoGradGuard no_grad;
-  std::vector<bool> has(members_.size());
-  std::vector<Places> all_places;
   for (bool again = false;; again = true) {
-    Places places(members_.size());
-    bool homeless = false;  // before the first backward that is reduced, for example
-    for (std::size_t m = 0; m < members_.size(); ++m) {
-      const at::Tensor& gradient = members_[m].parameter.grad();
-      has[m] = gradient.defined() && members_[m].parameter.requires_grad();
-      if (!has[m]) continue;
-      const auto place = reducer->place_of(members_[m].index);
-      homeless |= place.bucket == nullptr;
-      if (place.bucket == nullptr || !place.bucket->deferred) continue;
-      const at::Tensor& slot = place.bucket->slots[place.slot];
-      if (is_alias(gradient, slot)) continue;
-      if (can_be_read(gradient, members_[m].home)) {
-        places[m] = shm::Fabric::instance().locate(gradient.const_data_ptr(), gradient.nbytes());
-      }
-      if (!places[m]) slot.copy_(gradient);
-    }
-    all_places = meet(has, places);
-    if (!homeless) break;
-    CONVOY_CHECK(!again, "a gradient without a place in a bucket");
+    const Own own = look_at_gradients(*reducer);
+    if (const auto places = meet(own)) return run(own.has, *places);
+    CONVOY_CHECK(!again, "gradients that cannot be reduced");
     reducer->sync_gradients();
   }
-  run(has, all_places);
 }
 
 std::vector<ShardedOptimizerBase::Impl::Gradient> ShardedOptimizerBase::Impl::gradients(
@@ -178,9 +215,10 @@ const std::byte* ShardedOptimizerBase::Impl::find(int rank, const shm::Location&
 // After meet().
 void ShardedOptimizerBase::Impl::run(const std::vector<bool>& has,
                                      const std::vector<Places>& places) {
+  std::vector<Gradient> all;
   try {
     if (must_grow()) make_state(items(rules_));
-    auto all = gradients(has, places);
+    all = gradients(has, places);
     double scale = 1;
     bool skips = false;
     if (options_.max_norm > 0 || options_.skip_nonfinite) {
@@ -206,7 +244,8 @@ void ShardedOptimizerBase::Impl::run(const std::vector<bool>& has,
     }
     part(has);
   } catch (...) {
-    give_up();
+    for (const Gradient& gradient : all) left_behind_.push_back(gradient.kept);
+    give_up(group_);
     throw;
   }
 }
@@ -214,20 +253,6 @@ void ShardedOptimizerBase::Impl::run(const std::vector<bool>& has,
 void ShardedOptimizerBase::Impl::part(const std::vector<bool>& has) {
   if (!shares_) gather_results(has);
   group_.barrier();
-}
-
-// In a handler: others wait for this rank. A lost or late one has ended the group already.
-void ShardedOptimizerBase::Impl::give_up() noexcept {
-  try {
-    throw;
-  } catch (const Error& e) {
-    if (e.kind() == ErrorKind::kPeerLost || e.kind() == ErrorKind::kTimeout) return;
-  } catch (...) {
-  }
-  try {
-    group_.abort();
-  } catch (...) {
-  }
 }
 
 ShardedOptimizerBase::Stats ShardedOptimizerBase::Impl::stats() const {
@@ -252,14 +277,47 @@ void ShardedOptimizerBase::Impl::finish(const std::vector<bool>& used) {
     ++stats_.steps;
     return;
   }
-  run(has, meet(has, {}));
+  const auto places = meet({.has = has});
+  CONVOY_CHECK(places.has_value());
+  run(has, *places);
+}
+
+// What the thread waits for has the group's patience; all else that it does is arithmetic.
+ShardedOptimizerBase::Impl::Idle ShardedOptimizerBase::Impl::wait_until_idle() {
+  std::unique_lock lock(mutex_);
+  const bool idle =
+      changed_.wait_for(lock, group_.timeout() + kGrace, [&] { return queue_.empty() && !busy_; });
+  return idle ? Idle::kYes : Idle::kNo;
+}
+
+void ShardedOptimizerBase::Impl::drain() {
+  if (wait_until_idle() == Idle::kNo) {
+    fail(ErrorKind::kTimeout, kShardedName, ": the updates of this backward do not end");
+  }
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    error = trouble_;
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 void ShardedOptimizerBase::Impl::closed() noexcept {
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+  try {
+    if (stuck_) return;
+    if (wait_until_idle() == Idle::kNo) {
+      group_.abort();  // whatever it waits for
+      stuck_ = wait_until_idle() == Idle::kNo;
+      log_error(kShardedName, ": its thread has ", stuck_ ? "not " : "",
+                "come back after an abort");
+      if (stuck_) return;
+    }
+    const std::lock_guard lock(mutex_);
     trouble_ = nullptr;
+  } catch (const std::exception& e) {
+    log_error(kShardedName, ": ", e.what());
+    stuck_ = true;
+    return;
   }
   std::fill(done_.begin(), done_.end(), false);
   some_done_ = in_round_ = false;

@@ -13,6 +13,7 @@
 #include "base/loop.h"
 #include "coll/control.h"
 #include "coll/kernels.h"
+#include "ddp/reduce_bucket.h"
 #include "ddp/sharded_optimizer_impl.h"
 
 namespace convoy {
@@ -249,18 +250,42 @@ void ShardedOptimizerBase::Impl::gather_results(const std::vector<bool>& has) {
 void ShardedOptimizerBase::Impl::launched(std::size_t index, bool good,
                                           const std::vector<bool>& used) {
   const at::NoGradGuard no_grad;
-  const auto reducer = reducer_.lock();
-  const Bucket& bucket = reducer->buckets()[index];
-  if (!std::exchange(in_round_, true)) rules_ = rules();  // before the thread has work
   constexpr std::int64_t kHead = 9;
   Launched item;
   item.mine = at::zeros({kHead + static_cast<std::int64_t>(used.size())}, at::kByte);
+  item.all = at::empty({group_.size() * item.mine.numel()}, at::kByte);
+  std::exception_ptr error;  // the message goes all the same: the others wait for it
+  if (good) {
+    try {
+      prepare(index, item);
+    } catch (...) {
+      error = std::current_exception();
+      good = false;
+    }
+  }
   auto* const bytes = item.mine.mutable_data_ptr<std::uint8_t>();
   bytes[0] = !good ? 2 : must_grow() ? 3 : 1;
   const std::uint64_t hash = options_hash();
   std::memcpy(bytes + 1, &hash, sizeof(hash));
-  for (std::size_t k = 0; k < used.size(); ++k)
+  for (std::size_t k = 0; k < used.size(); ++k) {
     bytes[kHead + static_cast<std::int64_t>(k)] = used[k];
+  }
+  item.work = group_.all_gather_single_async(item.all, item.mine);
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(item));
+    changed_.notify_all();
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+// What the thread needs for this bucket.
+void ShardedOptimizerBase::Impl::prepare(std::size_t index, Launched& item) {
+  if (stuck_) fail(ErrorKind::kTimeout, kShardedName, ": its thread has not come back");
+  if (!in_round_) take_rules();  // before the thread has work
+  in_round_ = true;
+  const auto reducer = reducer_.lock();
+  const Bucket& bucket = reducer->buckets()[index];
   std::vector<bool> has(members_.size());
   for (std::size_t m = 0; m < members_.size(); ++m) {
     const auto place = reducer->place_of(members_[m].index);
@@ -269,14 +294,9 @@ void ShardedOptimizerBase::Impl::launched(std::size_t index, bool good,
     hold(members_[m]);
     item.places.push_back(place.slot);
     // From here on others may write into it; a graph that still needs it must not be followed.
-    if (good) members_[m].parameter.unsafeGetTensorImpl()->bump_version();
+    members_[m].parameter.unsafeGetTensorImpl()->bump_version();
   }
   item.gradients = gradients(has);
-  item.all = at::empty({group_.size() * item.mine.numel()}, at::kByte);
-  item.work = group_.all_gather_single_async(item.all, item.mine);
-  const std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(item));
-  changed_.notify_all();
 }
 
 void ShardedOptimizerBase::Impl::work(const std::stop_token& stop) {
@@ -318,8 +338,9 @@ void ShardedOptimizerBase::Impl::update_launched(Launched& item) {
   }
   for (std::size_t r = 0; r < ranks; ++r) {
     if (std::memcmp(all + r * stride + 1, mine + 1, sizeof(std::uint64_t)) == 0) continue;
-    fail(ErrorKind::kInvalidArgument, kShardedName, ": rank ", r,
-         " has other options in its groups than rank ", group_.rank());
+    throw AgreedError(ErrorKind::kInvalidArgument,
+                      concat(kShardedName, ": rank ", r,
+                             " has other options in its groups than rank ", group_.rank()));
   }
   constexpr std::size_t kHead = 9;
   std::vector<Gradient> used;
@@ -333,16 +354,6 @@ void ShardedOptimizerBase::Impl::update_launched(Launched& item) {
   count(used);
   update(used, 1, Threads::kOne);
   for (const Gradient& gradient : used) done_[gradient.member] = some_done_ = true;
-}
-
-void ShardedOptimizerBase::Impl::drain() {
-  std::exception_ptr error;
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
-    error = trouble_;
-  }
-  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace convoy

@@ -1,6 +1,7 @@
 #include "convoy/sharded_optimizer.h"
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include <limits>
@@ -129,10 +130,28 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer, std::vector<std:
     members_.push_back(member);
   }
   done_.resize(members_.size());
+  check_apart(*ReducerAccess::impl(reducer));
   ReducerAccess::impl(reducer)->check_port(takes_);
   lines.push_back(concat("norm ", options_.max_norm, " of type ", options_.norm_type,
                          ", skip_nonfinite ", options_.skip_nonfinite, ", in_backward ",
                          options_.in_backward));
+}
+
+// Each gets memory of its own: those that share some would part.
+void ShardedOptimizerBase::Impl::check_apart(const Reducer::Impl& reducer) const {
+  std::multimap<const void*, const Member*> by_storage;
+  for (const Member& member : members_) {
+    const void* const storage = member.parameter.storage().unsafeGetStorageImpl();
+    const auto [begin, end] = by_storage.equal_range(storage);
+    for (auto other = begin; other != end; ++other) {
+      const auto status = at::get_overlap_status(member.parameter, other->second->parameter);
+      if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) continue;
+      fail(ErrorKind::kUnsupported, kShardedName, ": ", reducer.name_of(other->second->index),
+           " and ", reducer.name_of(member.index),
+           " share memory, which steps would separate; register one parameter for both");
+    }
+    by_storage.emplace(storage, &member);
+  }
 }
 
 ShardedOptimizerBase::Impl::~Impl() = default;

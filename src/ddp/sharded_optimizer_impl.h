@@ -86,6 +86,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
 
   // --- sharded_optimizer.cpp ---
   void find_members(Reducer& reducer, std::vector<std::string>& lines);
+  void check_apart(const Reducer::Impl& reducer) const;
   std::vector<OptimizerRule> rules() const;
   std::uint64_t options_hash() const;
   std::vector<ShardLayout::Item> items(const std::vector<OptimizerRule>& rules) const;
@@ -93,13 +94,23 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
 
   // --- shard_step.cpp ---
   using Places = std::vector<shm::Location>;  // by member; none: in its bucket
-  std::vector<Places> meet(const std::vector<bool>& has, const Places& places);
+  struct Own {                                // what a rank brings to a step
+    std::vector<bool> has;
+    Places places = {};  // empty: all in their buckets
+    std::string error = {};
+    bool unreduced = false;  // there are gradients that must be reduced first
+  };
+  // nullopt: some rank has gradients that must be reduced first.
+  std::optional<std::vector<Places>> meet(Own own);
+  Own look_at_gradients(const Reducer::Impl& reducer) const;
+  void take_rules();
   std::vector<Gradient> gradients(const std::vector<bool>& has,
                                   const std::vector<Places>& places = {});
   void run(const std::vector<bool>& has, const std::vector<Places>& places);
   const std::byte* find(int rank, const shm::Location& location, std::size_t bytes) const;
   void part(const std::vector<bool>& has);
-  void give_up() noexcept;
+  enum class Idle { kYes, kNo };
+  Idle wait_until_idle();
 
   // --- shard_update.cpp ---
   std::vector<Task> tasks(const std::vector<Gradient>& gradients) const;
@@ -115,6 +126,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   void count(const std::vector<Gradient>& gradients);
   void work(const std::stop_token& stop);
   struct Launched;
+  void prepare(std::size_t bucket, Launched& item);
   void update_launched(Launched& item);
   void gather_results(const std::vector<bool>& has);
 
@@ -164,6 +176,9 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   std::deque<Launched> queue_;  // guarded by mutex_
   bool busy_ = false;           // guarded by mutex_
   std::exception_ptr trouble_;  // guarded by mutex_: of this round
+  bool stuck_ = false;          // the thread has not come back in time: there are no more steps
+  // Of a step that failed: other ranks may still read them.
+  std::vector<at::Tensor> left_behind_;
   // Last, so that it ends first.
   std::jthread thread_;
 };

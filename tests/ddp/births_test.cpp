@@ -1,5 +1,6 @@
 // Gradients that are born in shared memory, with the step allocator.
 #include "convoy/allocator.h"
+#include "convoy/sharded_optimizer.h"
 #include "ddp/support.h"
 #include "tensor/memory.h"
 
@@ -149,6 +150,55 @@ TEST(BirthsTest, GradientsThatAutogradStillNeeds) {
         const auto actual = gradients_of(*net), expected = gradients_of(*local);
         for (std::size_t i = 0; i < actual.size(); ++i) expect_close(actual[i], expected[i]);
       }
+    }
+  });
+}
+
+struct TwinsImpl : torch::nn::Module {
+  TwinsImpl()
+      : a(register_parameter("a", at::ones({128, 256}))),
+        b(register_parameter("b", at::ones({128, 256}))) {}
+  at::Tensor forward(const at::Tensor& x) { return (a.unsqueeze(0) + b.unsqueeze(0)) * x; }
+  at::Tensor a, b;
+};
+
+// Autograd may give two parameters views of one memory: it must not be reduced twice.
+TEST(BirthsTest, GradientsThatAreOne) {
+  run_processes(2, [](Rank& r, const ProcessGroup& world) {
+    install_allocator();
+    const auto input = [&](int rank, int step) {
+      return random(static_cast<std::uint64_t>(10 * step + rank), {1, 128, 256});
+    };
+    for (const bool sums : {false, true}) {
+      SCOPED_TRACE(sums);
+      auto net = std::make_shared<TwinsImpl>();
+      DistributedDataParallel model(
+          net, world,
+          {.reduce = sums ? GradReduce::kSum : GradReduce::kMean, .launch = Launch::kLate});
+      for (int step = 0; step < 4; ++step) {
+        net->zero_grad();
+        model(input(r.id(), step)).pow(2).sum().backward();
+        // Of ((a + b) x)^2, where both are 1.
+        auto sum = 4 * (input(0, step).pow(2) + input(1, step).pow(2));
+        if (!sums) sum = sum / 2;
+        for (const auto& p : net->parameters()) expect_close(p.grad(), sum[0]);
+      }
+    }
+    // Neither by a sharded optimizer, for the norm of them.
+    auto net = std::make_shared<TwinsImpl>();
+    DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+    ShardedOptimizer<torch::optim::SGD> optimizer(model.reducer(), 1e-3, {.max_norm = 1e6});
+    for (int step = 0; step < 3; ++step) {
+      const auto before = net->a.detach().clone();
+      model(input(r.id(), step)).pow(2).sum().backward();
+      optimizer.step();
+      auto gradient = at::zeros({128, 256});
+      for (int rank = 0; rank < 2; ++rank) {
+        const auto x = input(rank, step)[0];
+        gradient += 2 * (before + before) * x * x / 2;
+      }
+      expect_close(net->a.detach(), before - 1e-3 * gradient);
+      expect_close(net->b.detach(), net->a.detach());
     }
   });
 }

@@ -134,6 +134,28 @@ TEST(GroupChangeTest, ShardsMove) {
   });
 }
 
+// What watches backwards comes along: replicas are compared where they are kept in full precision.
+TEST(GroupChangeTest, MixedPrecisionAndReplicas) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = make_net();
+    DistributedDataParallel model(
+        net, make_group(r, 0, 1, concat("own ", r.id())),
+        {.check_replicas_every = 1,
+         .mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    model.update_process_group(world);
+    const auto backward = [&](int step) {
+      net->zero_grad();
+      model(input_of(r.id(), step, {4, 6})).to(at::kFloat).pow(2).mean().backward();
+    };
+    backward(0);
+    if (r.id() == 1) {
+      const at::NoGradGuard no_grad;
+      net->parameters()[0][0][0] += 1e-5;  // less than bf16 tells apart
+    }
+    EXPECT_THAT(text_of([&] { backward(1); }), HasSubstr("parameter 0.weight"));
+  });
+}
+
 TEST(GroupChangeTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = make_net();

@@ -1,19 +1,11 @@
-// ShardedOptimizer: beside libtorch's optimizers, to the bit beside the replicated one, and its
-// hazards.
-#include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <condition_variable>
+// ShardedOptimizer: beside libtorch's optimizers, and to the bit beside the replicated one.
 #include <random>
 #include <sstream>
 
 #include "convoy/hooks.h"
 #include "convoy/optimizer_in_backward.h"
-#include "convoy/sharded_optimizer.h"
 #include "ddp/shard_layout.h"
-#include "ddp/support.h"
+#include "ddp/shard_support.h"
 #include "group/fake_backend.h"
 
 namespace convoy::test {
@@ -22,33 +14,6 @@ namespace {
 using testing::HasSubstr;
 using torch::nn::Linear;
 namespace optim = torch::optim;
-
-// Two blocks and more in its second matrix, and less than one in the others.
-torch::nn::Sequential make_net() {
-  return seeded(21, [] {
-    return torch::nn::Sequential(Linear(6, 300), torch::nn::Tanh(), Linear(300, 250),
-                                 torch::nn::Tanh(), Linear(250, 3));
-  });
-}
-
-void expect_close_parameters(const torch::nn::Module& actual, const torch::nn::Module& expected) {
-  const auto a = actual.parameters(), e = expected.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_TRUE(at::allclose(a[i], e[i], 1e-6, 1e-6))
-        << i << ": off by " << (a[i] - e[i]).abs().max();
-  }
-}
-void expect_equal_parameters(const torch::nn::Module& actual, const torch::nn::Module& expected) {
-  const auto a = actual.parameters(), e = expected.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_TRUE(at::equal(a[i], e[i])) << i << ": off by " << (a[i] - e[i]).abs().max();
-  }
-}
-std::vector<at::Tensor> copies_of(const torch::nn::Module& module) {
-  std::vector<at::Tensor> made;
-  for (const auto& p : module.parameters()) made.push_back(p.detach().clone());
-  return made;
-}
 
 using Made = std::unique_ptr<ShardedOptimizerBase>;
 struct Case {
@@ -95,18 +60,6 @@ std::vector<Case> cases() {
           "RMSprop, centered, with momentum",
           RmsProp{.lr = 0.003, .alpha = 0.9, .eps = 1e-3, .momentum = 0.9, .centered = true},
           optim::RMSpropOptions(0.003).alpha(0.9).eps(1e-3).momentum(0.9).centered(true))};
-}
-
-struct How {
-  std::string name;
-  DdpOptions options;
-  bool in_backward = false;
-};
-std::vector<How> hows() {
-  return {{"at step", {}},
-          {"at step, copies", {.gradient_as_bucket_view = false}},
-          {"in backward, late", {.launch = Launch::kLate}, true},
-          {"in backward, overlapped", {.bucket_cap_mb = 0.05, .launch = Launch::kEarly}, true}};
 }
 
 // The same to the bit as the replicated kernel, and within rounding as libtorch's; gradients are
@@ -235,182 +188,6 @@ TEST(ShardedOptimizerTest, GroupsAndSchedulers) {
   });
 }
 
-// step() is collective: nothing is written before all ranks have come.
-TEST(ShardedOptimizerTest, NothingIsWrittenBeforeAllHaveCome) {
-  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
-    const auto world = make_world(r);
-    auto net = make_net();
-    DistributedDataParallel model(net, world);
-    ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1);
-    model(input_of(r.id(), 0, {4, 6})).sum().backward();
-    const auto before = copies_of(*net);
-    r.barrier();
-    if (r.id() == 0) {
-      world.set_timeout(200ms);
-      EXPECT_THAT(text_of([&] { optimizer.step(); }), HasSubstr("Timed out"));
-    }
-    r.barrier();
-    const auto after = net->parameters();
-    for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
-  });
-}
-
-// Every rank moves the version counters of all parameters, also of what others have written.
-TEST(ShardedOptimizerTest, ARetainedGraphThrows) {
-  for (const How& how : hows()) {
-    SCOPED_TRACE(how.name);
-    run_ranks(3, [&](Rank& r, const ProcessGroup& world) {
-      auto net = make_net();
-      DistributedDataParallel model(net, world, how.options);
-      ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1,
-                                             {.in_backward = how.in_backward});
-      const auto loss = model(input_of(r.id(), 0, {4, 6})).sum();
-      std::vector<std::int64_t> versions;
-      for (const auto& p : net->parameters()) versions.push_back(p._version());
-      loss.backward({}, true);
-      if (!how.in_backward) optimizer.step();
-      const auto parameters = net->parameters();
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        EXPECT_GT(parameters[i]._version(), versions[i]) << i;
-      }
-      EXPECT_THAT(text_of([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
-    });
-  }
-}
-
-// Rank 1 stands in the middle of its backward while rank 0 has computed all: no parameter of rank 1
-// that it still needs has changed.
-TEST(ShardedOptimizerTest, ABucketIsUpdatedWhenAllRanksHaveIt) {
-  std::atomic<bool> complete{false};
-  std::mutex mutex;
-  std::condition_variable changed;
-  RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
-    const auto world = make_world(r);
-    auto net = make_net(), twin = make_net();
-    DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.01, .launch = Launch::kEarly});
-    DistributedDataParallel replicated(twin, world);
-    const ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1, {.in_backward = true});
-    const OptimizerInBackward other(replicated.reducer(), Sgd{.lr = 0.1});
-    for (int step = 0; step < 3; ++step) {
-      auto x = input_of(r.id(), step, {4, 6}).requires_grad_();
-      const auto before = copies_of(*net);
-      const auto out = model(x);
-      if (step == 2 && r.id() == 0) {
-        x.register_hook([&](const at::Tensor&) {  // the last one
-          const std::lock_guard lock(mutex);
-          complete = true;
-          changed.notify_all();
-        });
-      }
-      if (step == 2 && r.id() == 1) {
-        out.register_hook([&](const at::Tensor&) {  // the first one
-          std::unique_lock lock(mutex);
-          EXPECT_TRUE(changed.wait_for(lock, 20s, [&] { return complete.load(); }));
-          const auto now = net->parameters();
-          for (std::size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], before[i]));
-        });
-      }
-      out.pow(2).mean().backward();
-      replicated(x.detach()).pow(2).mean().backward();
-      expect_equal_parameters(*net, *twin);
-    }
-    expect_equal_on_all(world, net->parameters());
-  });
-}
-
-// A backward that fails on one rank changes nothing at its end; what was updated before it failed
-// is the same on all ranks.
-TEST(ShardedOptimizerTest, AFailedBackward) {
-  for (const How& how : hows()) {
-    SCOPED_TRACE(how.name);
-    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-      auto net = make_net();
-      DistributedDataParallel model(net, world, how.options);
-      ShardedOptimizer<optim::AdamW> optimizer(model.reducer(), 0.01,
-                                               {.in_backward = how.in_backward});
-      const auto before = copies_of(*net);
-      for (int step = 0; step < 3; ++step) {
-        auto x = input_of(r.id(), step, {4, 6}).requires_grad_();
-        if (step == 1 && r.id() == 1) {
-          x.register_hook([](const at::Tensor&) { throw std::runtime_error("on purpose"); });
-        }
-        const auto out = model(x).pow(2).mean();
-        if (step == 1) {
-          EXPECT_THAT(text_of([&] { out.backward(); }), HasSubstr("on purpose"));
-          net->zero_grad();
-        } else {
-          out.backward();
-        }
-        if (!how.in_backward) optimizer.step();
-        expect_equal_on_all(world, net->parameters());
-      }
-      EXPECT_FALSE(at::equal(before[0], net->parameters()[0]));
-    });
-  }
-}
-
-// What ranks must agree on is an error on all of them, and nothing has changed.
-TEST(ShardedOptimizerTest, RanksThatDiffer) {
-  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
-    DistributedDataParallel model(net, world);
-    ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1);
-    const auto before = copies_of(*net);
-    const auto backward = [&] { model(input_of(r.id(), 0, {4, 6})).sum().backward(); };
-    backward();
-    if (r.id() == 1) optimizer.param_groups()[0].options().set_lr(0.1 + 1e-9);
-    EXPECT_THAT(text_of([&] { optimizer.step(); }), HasSubstr("other options"));
-    optimizer.param_groups()[0].options().set_lr(0.1);
-    if (r.id() == 1) net->parameters()[0].mutable_grad().reset();
-    EXPECT_THAT(text_of([&] { optimizer.step(); }),
-                HasSubstr("rank 1 has no gradient for 0.weight"));
-    if (r.id() == 1) optimizer.param_groups()[0].options().set_lr(-1);
-    EXPECT_THAT(text_of([&] { optimizer.step(); }),
-                HasSubstr(r.id() == 1 ? "a learning rate of -1" : "rank 1 has refused"));
-    optimizer.param_groups()[0].options().set_lr(0.1);
-    const auto after = net->parameters();
-    for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
-    // Without gradients there is nothing to do.
-    net->zero_grad();
-    optimizer.step();
-    EXPECT_TRUE(at::equal(net->parameters()[0], before[0]));
-    backward();
-    optimizer.step();
-    EXPECT_FALSE(at::equal(net->parameters()[0], before[0]));
-    expect_equal_on_all(world, net->parameters());
-  });
-}
-
-TEST(ShardedOptimizerTest, WhatItRefuses) {
-  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
-    DistributedDataParallel model(net, world);
-    const auto text = [&](const std::vector<optim::OptimizerParamGroup>& groups,
-                          const optim::SGDOptions& options, const ShardedOptimizerOptions& more) {
-      return text_of(
-          [&] { const ShardedOptimizer<optim::SGD> made(model.reducer(), groups, options, more); });
-    };
-    const std::vector<optim::OptimizerParamGroup> all = {
-        optim::OptimizerParamGroup(net->parameters())};
-    const optim::OptimizerParamGroup one({net->parameters()[0]});
-    EXPECT_THAT(text(all, optim::SGDOptions(r.id() == 1 ? -1 : 1), {}),
-                HasSubstr("rank 1: ShardedOptimizer: a learning rate of -1"));
-    EXPECT_THAT(text(all, optim::SGDOptions(r.id() + 1), {}), HasSubstr("group 0: SGD, lr 2"));
-    EXPECT_THAT(text({one, one}, optim::SGDOptions(1), {}), HasSubstr("in two groups"));
-    EXPECT_THAT(text({optim::OptimizerParamGroup({at::ones({2})})}, optim::SGDOptions(1), {}),
-                HasSubstr("no parameter of the reducer"));
-    EXPECT_THAT(text(all, optim::SGDOptions(1), {.max_norm = -1}), HasSubstr("a largest norm"));
-    {
-      ShardedOptimizer<optim::SGD> first(model.reducer(), {one}, 0.1, {.in_backward = true});
-      EXPECT_THAT(text(all, optim::SGDOptions(1), {}), HasSubstr("taken already"));
-      EXPECT_THAT(text_of([&] { first.step(); }), HasSubstr("backward() is the step"));
-    }
-    ShardedOptimizer<optim::SGD> second(model.reducer(), 0.1);  // the first has let go
-    second.add_param_group(optim::OptimizerParamGroup({at::ones({2}, at::requires_grad())}));
-    EXPECT_THAT(text_of([&] { second.step(); }), HasSubstr("groups cannot be added"));
-  });
-}
-
 // Accumulation, comm hooks, weights, unused parameters, data that was replaced: as a plain
 // optimizer after a plain backward.
 TEST(ShardedOptimizerTest, WithEverythingElse) {
@@ -473,6 +250,47 @@ TEST(ShardedOptimizerTest, WithEverythingElse) {
   }
 }
 
+// Buckets are laid out anew between a backward that has reduced nothing and the step. Also where
+// the optimizer has not all parameters, so that others come into a bucket with its own.
+TEST(ShardedOptimizerTest, FrozenAndThawed) {
+  for (const std::size_t taken : {6U, 3U}) {
+    SCOPED_TRACE(taken);
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      auto net = make_net(), other = make_net();
+      const DdpOptions options{.bucket_cap_mb = 0.01};
+      DistributedDataParallel model(net, world, options), plain(other, world, options);
+      const auto mine = net->parameters();
+      const auto split = mine.begin() + static_cast<std::ptrdiff_t>(taken);
+      ShardedOptimizer<optim::SGD> optimizer(
+          model.reducer(), {optim::OptimizerParamGroup({mine.begin(), split})}, 0.1);
+      optim::SGD rest(std::vector<at::Tensor>{mine.back()}, taken == 6 ? 0.0 : 0.1);
+      if (taken == 3) {
+        rest.param_groups()[0].params() = {split, mine.end()};
+      }
+      optim::SGD reference(other->parameters(), 0.1);
+      for (int step = 0; step < 7; ++step) {
+        if (step == 2 || step == 4) {
+          for (auto* trained : {&net, &other}) {
+            const auto parameters = (*trained)->parameters();
+            parameters[1].requires_grad_(step == 4);
+            parameters[2].requires_grad_(step == 4);
+          }
+        }
+        const auto x = input_of(r.id(), step, {4, 6});
+        model(x).pow(2).mean().backward();
+        optimizer.step();
+        rest.step();
+        rest.zero_grad();
+        reference.zero_grad();
+        plain(x).pow(2).mean().backward();
+        reference.step();
+        expect_close_parameters(*net, *other);
+      }
+      expect_equal_on_all(world, net->parameters());
+    });
+  }
+}
+
 // With the step allocator, a large gradient stays where it was made, and other ranks read it there;
 // one that is private on one rank is copied there.
 TEST(ShardedOptimizerTest, GradientsAreReadWhereTheyAre) {
@@ -498,28 +316,34 @@ TEST(ShardedOptimizerTest, GradientsAreReadWhereTheyAre) {
 
 // All backwards inside of no_sync(), also before there are buckets: step() reduces.
 TEST(ShardedOptimizerTest, StepsWithoutAReducedBackward) {
-  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net(), other = make_net();
-    DistributedDataParallel model(net, world), plain(other, world);
-    ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1);
-    optim::SGD reference(other->parameters(), 0.1);
-    for (int step = 0; step < 3; ++step) {
-      {
-        const auto one = model.no_sync(), two = plain.no_sync();
-        for (int part = 0; part < 2; ++part) {
-          model(input_of(r.id(), 2 * step + part, {4, 6})).pow(2).mean().backward();
-          plain(input_of(r.id(), 2 * step + part, {4, 6})).pow(2).mean().backward();
+  for (const bool shares : {true, false}) {
+    SCOPED_TRACE(shares);
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      const auto group =
+          shares ? world
+                 : ProcessGroup::from(c10::make_intrusive<FakeBackend>(make_backend(r, "foreign")));
+      auto net = make_net(), other = make_net();
+      DistributedDataParallel model(net, group), plain(other, group);
+      ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1);
+      optim::SGD reference(other->parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        {
+          const auto one = model.no_sync(), two = plain.no_sync();
+          for (int part = 0; part < 2; ++part) {
+            model(input_of(r.id(), 2 * step + part, {4, 6})).pow(2).mean().backward();
+            plain(input_of(r.id(), 2 * step + part, {4, 6})).pow(2).mean().backward();
+          }
         }
+        optimizer.step();
+        plain.sync_gradients();
+        reference.step();
+        reference.zero_grad();
+        expect_close_parameters(*net, *other);
+        expect_equal_on_all(world, net->parameters());
       }
-      optimizer.step();
-      plain.sync_gradients();
-      reference.step();
-      reference.zero_grad();
-      expect_close_parameters(*net, *other);
-      expect_equal_on_all(world, net->parameters());
-    }
-    EXPECT_EQ(model.reducer().stats().backwards, 1U);
-  });
+      EXPECT_EQ(model.reducer().stats().backwards, shares ? 1U : 3U);
+    });
+  }
 }
 
 // On a backend whose ranks share no memory: reduced in backward, gathered after the step.
