@@ -72,7 +72,7 @@ struct ProcessPool::Impl {
                   const Deadline& deadline, bool& died);
 
   ProcessPoolOptions options;
-  std::mutex map_mutex;           // one map() at a time
+  std::timed_mutex map_mutex;     // one map() at a time
   mutable std::mutex pids_mutex;  // the pids of workers
   std::vector<Worker> workers;    // each used by one thread of a map()
   std::atomic<std::size_t> replaced{0};
@@ -115,7 +115,7 @@ ProcessPool::Answer ProcessPool::Impl::ask(Worker& worker, std::size_t item, con
   for (int tries = 0;; ++tries) {
     bool died = false;
     Answer answer = ask_once(worker, item, request, deadline, died);
-    if (!died || tries >= options.retries) return answer;
+    if (!died || tries >= options.retries || deadline.expired()) return answer;
   }
 }
 
@@ -145,13 +145,23 @@ ProcessPool::~ProcessPool() {
 
 std::vector<ProcessPool::Answer> ProcessPool::run(const std::vector<Message>& requests,
                                                   const Deadline& deadline) {
-  const std::scoped_lock lock(impl_->map_mutex);
+  std::unique_lock lock(impl_->map_mutex, std::defer_lock);
+  if (deadline.is_never()) {
+    lock.lock();
+  } else if (!lock.try_lock_until(deadline.when())) {
+    fail(ErrorKind::kTimeout, "map: the calls of other threads had the pool until the deadline");
+  }
   std::vector<Answer> answers(requests.size());
   std::atomic<std::size_t> next{0};
   std::vector<std::jthread> threads;
   for (std::size_t w = 0; w < std::min(impl_->workers.size(), requests.size()); ++w) {
     threads.emplace_back([&, w] {
       for (std::size_t i = next.fetch_add(1); i < requests.size(); i = next.fetch_add(1)) {
+        if (deadline.expired()) {  // a worker would be replaced for nothing
+          answers[i].error =
+              Error(ErrorKind::kTimeout, concat("item ", i, ": not begun by the deadline"));
+          continue;
+        }
         try {
           answers[i] = impl_->ask(impl_->workers[w], i, requests[i], deadline);
         } catch (const Error& error) {  // no other worker could be made

@@ -290,6 +290,12 @@ int hang(int x) {
   return x;
 }
 
+int wait_for_turn(const at::Tensor& turn, int x) {
+  turn.fill_(1);
+  while (turn.item<float>() < 2) std::this_thread::yield();
+  return x;
+}
+
 TEST_F(ProcessPoolTest, OrderedResults) {
   ProcessPool pool(2);
   std::vector<int> items(50);
@@ -351,6 +357,39 @@ TEST_F(ProcessPoolTest, AHangingItemTimesOut) {
   EXPECT_EQ(outcomes[0].error->kind(), ErrorKind::kTimeout);
   EXPECT_EQ(outcomes[1].value, 1);
   EXPECT_EQ(pool.replaced(), 1U);
+}
+
+// Past the deadline nothing is begun, and no process is started for it.
+TEST_F(ProcessPoolTest, WhatIsNotBegunByTheDeadline) {
+  ProcessPool pool(1);
+  pool.map<hang>(std::vector<int>{1});  // it runs
+  const auto outcomes =
+      pool.try_map<hang>(std::vector<int>(20, 0), Deadline::after(std::chrono::milliseconds(100)));
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    ASSERT_TRUE(outcomes[i].error);
+    EXPECT_EQ(outcomes[i].error->kind(), ErrorKind::kTimeout);
+    const std::string text = outcomes[i].error->what();
+    EXPECT_EQ(text.find("not begun") != std::string::npos, i > 0) << text;
+  }
+  EXPECT_EQ(pool.replaced(), 1U);
+  EXPECT_EQ(pool.map<hang>(std::vector<int>{7}), std::vector<int>{7});
+}
+
+// map() of another thread: its turn comes, or its deadline.
+TEST_F(ProcessPoolTest, ThreadsTakeTurnsUntilTheirDeadlines) {
+  ProcessPool pool(1);
+  const auto turn = share_memory_(at::zeros({1}));
+  std::jthread other([&] {
+    const std::vector<std::tuple<at::Tensor, int>> items{{turn, 1}};
+    EXPECT_EQ(pool.map<wait_for_turn>(items), std::vector<int>{1});
+  });
+  while (turn.item<float>() == 0) std::this_thread::yield();  // it runs
+  expect_error(ErrorKind::kTimeout, "other threads", [&] {
+    pool.map<hang>(std::vector<int>{1}, Deadline::after(std::chrono::milliseconds(10)));
+  });
+  turn.fill_(2);
+  other.join();
+  EXPECT_EQ(pool.replaced(), 0U);
 }
 
 }  // namespace
