@@ -151,9 +151,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     bool stays = false;  // is reduced where it was made: its slot is not used
   };
 
-  // --- a backward: reducer.cpp ---
+  // --- what it is made of: reducer_make.cpp ---
   void check();
   std::vector<std::string> description() const;
+
+  // --- a backward: reducer.cpp ---
   void take_off(Parameter& parameter);
   c10::intrusive_ptr<Sink> make_sink(std::uint64_t forward);
   bool enter(Sink* sink);
@@ -168,7 +170,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::string names_of(const std::vector<std::size_t>& indices) const;
   std::string missing_text(const std::vector<std::size_t>& indices) const;
 
-  // --- a round: reducer_round.cpp ---
+  // --- a round: reducer_round.cpp, and its end: reducer_end.cpp ---
   void open(const Sink* sink);
   void begin();
   void presume_unused(const Sink* sink);

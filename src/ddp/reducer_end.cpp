@@ -1,0 +1,261 @@
+// Reducer: the end of a reduction.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "ddp/norm_group.h"
+#include "ddp/reduce_bucket.h"
+#include "ddp/reducer_impl.h"
+
+namespace convoy {
+
+void Reducer::Impl::complete(Outcome outcome, std::string text) {
+  RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
+  const at::NoGradGuard no_grad;
+  const auto kind_of = [](Outcome worst) {
+    return worst < Outcome::kDisturbed ? ErrorKind::kInvalidArgument : ErrorKind::kRemote;
+  };
+  const std::string title = head();
+  if (alone_) {
+    std::vector<bool> used;
+    for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
+    verdict_.set_used(std::move(used));
+    if (outcome == Outcome::kGood) {
+      check_finite_alone();
+      outcome = outcome_;
+      text = text_;
+    }
+    close(outcome);
+    if (outcome == Outcome::kGood) return;
+    error_ = title + text;
+    if (outcome == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+      return skip_round(error_);
+    }
+    fail(kind_of(outcome), error_);
+  }
+  if (!begun_) announce();
+  std::string reason;
+  bool fine = false;
+  try {
+    if (!begun_) begin();
+    if (outcome > outcome_) trouble(outcome, std::move(text));
+    if (order_.empty()) agree_on_order();
+    fine = finish_buckets();
+    if (fine && changed_) {
+      add_buckets();
+      fine = finish_buckets();
+    }
+    if (fine) {
+      reduce_sparse();
+      consume();
+      write_back();
+      if (changed_) lay_out();
+      close(Outcome::kGood);
+    } else {
+      reason = verdict_.explain(group_, text_);
+    }
+  } catch (...) {
+    give_up(group_);
+    close(Outcome::kFailed);
+    try {
+      rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
+    } catch (const Error& e) {
+      error_ = e.what();
+      throw;
+    }
+  }
+  if (fine) {
+    if (join_) join_->finish(join_step_);
+    return;
+  }
+  const Outcome worst = verdict_.worst();
+  if (worst >= Outcome::kDisturbed) {
+    end_hook_group();
+    abandon_norms(group_);
+  }
+  close(worst == Outcome::kGood ? Outcome::kFailed : worst);
+  error_ = title + reason;
+  if (worst == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+    return skip_round(error_);
+  }
+  fail(kind_of(worst), error_);
+}
+
+// What is left of the buckets, and the verdict about them.
+bool Reducer::Impl::finish_buckets() {
+  while (next_ < buckets_.size()) launch(next_++);
+  take_results();
+  check_sparse();
+  const auto forwards = shadowing_ ? Verdict::kAnyForwards : forwards_.size();
+  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards, layout_hash(), {}};
+  for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
+  if (!shadowing_) ballot.stamps = timeline_.stamps(last_gradient_);
+  return verdict_.reach(group_, ballot);
+}
+
+void Reducer::Impl::take_results() {
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    Bucket& bucket = buckets_[index];
+    if (!bucket.result) continue;
+    at::Tensor result;
+    try {
+      result = bucket.result->wait();
+    } catch (const Error& e) {
+      // A lost or late rank ends the group: there is nobody to reach a verdict with.
+      if (!hook_ && e.kind() != ErrorKind::kInvalidArgument) {
+        throw Error(e.kind(), concat("bucket ", index, " of ", buckets_.size(), ": ", e.what()));
+      }
+      trouble(Outcome::kDisturbed, concat(where(index), ": ", e.what()));
+      continue;
+    } catch (const std::exception& e) {
+      if (!hook_) throw;
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw: ", e.what()));
+      continue;
+    } catch (...) {
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw something"));
+      continue;
+    }
+    bucket.result.reset();
+    timeline_.done(index);
+    if (result.defined() && result.is_same(bucket.buffer)) continue;
+    if (!result.defined()) {
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned no tensor"));
+      continue;
+    }
+    if (result.layout() != c10::kStrided || result.numel() != bucket.buffer.numel() ||
+        result.scalar_type() != bucket.buffer.scalar_type()) {
+      trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned ", result.numel(),
+                                       " elements of ", result.scalar_type(), ", not ",
+                                       bucket.buffer.numel(), " of ", bucket.buffer.scalar_type()));
+      continue;
+    }
+    bucket.buffer.copy_(result.reshape({-1}));
+  }
+  // Last: what it throws may be no end of the group, and nothing of this round is under way then.
+  for (const auto& port : ports_) port->drain();
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    if (buckets_[index].deferred) timeline_.done(index);
+  }
+}
+
+void Reducer::Impl::write_back() {
+  const auto start = Clock::now();
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.skipped) continue;
+    for (const std::size_t i : bucket.parameters) {
+      if (parameters_[i].active) write_back(i);
+    }
+  }
+  stats_.copy_time += Clock::now() - start;
+}
+
+void Reducer::Impl::write_back(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const at::Tensor& slot = buckets_[parameter.bucket].slots[parameter.slot];
+  at::Tensor& gradient = tensors_[index].mutable_grad();
+  if (!verdict_.used()[index]) {
+    // Nobody's: as it was, to the bit.
+    if (parameter.kept.defined()) gradient.copy_(parameter.kept);
+    return;
+  }
+  if (parameter.stays) return;
+  if (parameter.dropped) {
+    gradient.reset();
+  } else if (parameter.graph.defined()) {
+    // The value is the mean, the history this rank's: a loss made of it has this rank's part of the
+    // gradient, which is reduced in turn.
+    constexpr std::uint64_t kNoForward = 0;
+    gradient = put_sink(slot.clone(), parameter.graph, make_sink(kNoForward));
+  } else if (options_.gradient_as_bucket_view && slot.scalar_type() == parameter.type) {
+    if (!is_alias(gradient, slot)) gradient = bucket_of(parameter).handle(parameter.slot);
+  } else if (gradient.defined() && gradient.scalar_type() == parameter.type) {
+    gradient.copy_(slot);
+  } else {
+    gradient =
+        at::empty_strided(slot.sizes(), slot.strides(), slot.options().dtype(parameter.type));
+    gradient.copy_(slot);
+  }
+}
+
+void Reducer::Impl::close(Outcome outcome) {
+  open_ = false;
+  const auto now = Clock::now();
+  const bool good = outcome == Outcome::kGood;
+  const at::NoGradGuard no_grad;
+  skipped_ = false;
+  if (good) error_.clear();
+  observe(outcome, now);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    parameter.expected = std::max(parameter.expected, parameter.fired);
+    if (good && options_.static_graph && !learnt_ && !shadowing_) {
+      parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
+    }
+    const at::Tensor& gradient = tensors_[i].grad();
+    if (parameter.summed.defined()) {
+      tensors_[i].mutable_grad() =
+          gradient.defined() ? gradient.add_(parameter.summed) : std::move(parameter.summed);
+      parameter.summed.reset();
+    }
+    const bool left_local = std::exchange(parameter.left_local, false);
+    const bool deferred =
+        left_local || (parameter.bucket != kNone && bucket_of(parameter).deferred);
+    if (good && verdict_.used()[i] && tensors_[i].grad().defined() && !deferred) {
+      parameter.reduced = true;
+      parameter.reduced_tensor = tensors_[i].grad().unsafeGetTensorImpl();
+      parameter.reduced_version = tensors_[i].grad()._version();
+    } else if (!good) {
+      parameter.reduced = false;
+    }
+    parameter.used = left_local;
+    parameter.fired = 0;
+    parameter.kept.reset();
+    parameter.graph.reset();
+    parameter.rows.reset();
+    parameter.stays = false;
+  }
+  for (Bucket& bucket : buckets_) bucket.result.reset();
+  for (const auto& port : ports_) port->closed();
+  learnt_ |= good && !shadowing_;
+  armed_ = false;
+  forwards_.clear();
+  visited_.clear();
+  // The next round knows better; but a sharded optimizer has not had these yet.
+  if (std::exchange(guessed_, false) && ports_.empty()) {
+    order_.clear();
+    buckets_.clear();
+    for (Parameter& parameter : parameters_) parameter.bucket = kNone;
+  }
+  ++stats_.backwards;
+  stats_.backward_time = now - entered_;
+  stats_.exposed_time = now - last_gradient_;
+}
+
+void Reducer::Impl::sync_gradients() {
+  if (in_backward_) {
+    fail(ErrorKind::kInvalidArgument, "sync_gradients() inside of a backward");
+  }
+  entered_ = last_gradient_ = Clock::now();
+  if (!open_) {
+    try {
+      open(nullptr);
+    } catch (...) {
+      if (open_) close(Outcome::kFailed);
+      throw;
+    }
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {  // also what the user has set
+    Parameter& parameter = parameters_[i];
+    const at::Tensor& gradient = tensors_[i].grad();
+    const bool as_we_left_it = parameter.reduced && gradient.defined() &&
+                               gradient.unsafeGetTensorImpl() == parameter.reduced_tensor &&
+                               gradient._version() == parameter.reduced_version;
+    parameter.used |= parameter.active && gradient.defined() && !as_we_left_it;
+  }
+  complete(Outcome::kGood, {});
+}
+
+}  // namespace convoy

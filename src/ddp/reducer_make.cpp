@@ -1,0 +1,107 @@
+// Reducer: what it is made of, and what ranks must have alike for it.
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <set>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ddp/agreement.h"
+#include "ddp/bucket_plan.h"
+#include "ddp/reduce_bucket.h"
+#include "ddp/reducer_impl.h"
+
+namespace convoy {
+
+Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options)
+    : tensors_(std::move(parameters)),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      size_(group_.size()),
+      verdict_(group_, tensors_.size()),
+      enlisted_(enlist_reducer(group_)),
+      alone_(size_ == 1) {
+  std::string error;  // of this rank, which the others hear too
+  try {
+    debug_ = debug_level();
+    if (debug_ == DebugLevel::kDetail && options_.check_replicas_every == 0) {
+      options_.check_replicas_every = 100;
+    }
+    check();
+    caps_ = bucket_caps(options_);
+    launches_late_ = launches_late(group_, options_.launch);
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  static std::atomic<std::uint64_t> made{0};
+  serial_ = agree(group_, "parameters of the reducer",
+                  error.empty() ? description() : std::vector<std::string>{}, error, ++made);
+}
+
+void Reducer::Impl::check() {
+  const auto require = [](bool fine, const auto&... text) {
+    if (!fine) fail(ErrorKind::kInvalidArgument, text...);
+  };
+  const std::size_t count = tensors_.size();
+  require(options_.error.empty(), options_.error);
+  require(options_.names.empty() || options_.names.size() == count, options_.names.size(),
+          " names for ", count, " parameters");
+  check_weight(options_.reduce);
+  parameters_.resize(count);
+  std::set<const void*> seen;
+  bool trains = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::string& name = parameters_[i].name;
+    name = options_.names.empty() ? concat("#", i) : options_.names[i];
+    const at::Tensor& tensor = tensors_[i];
+    require(tensor.defined(), "parameter ", name, " is undefined");
+    require(seen.insert(tensor.unsafeGetTensorImpl()).second, "parameter ", name,
+            " is there twice");
+    require(tensor.is_leaf() && tensor.layout() == c10::kStrided, "parameter ", name,
+            " is no dense leaf of the graph");
+    require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "parameter ", name,
+            " has elements that share memory");
+    trains |= tensor.requires_grad();
+    parameters_[i].type = tensor.scalar_type();
+  }
+  for (const std::size_t i : options_.sparse) {
+    require(i < count && tensors_[i].dim() > 0, "parameter ", i, " cannot be sparse");
+    parameters_[i].sparse = true;
+  }
+  for (const std::size_t i : options_.delayed) {
+    require(i < count, "parameter ", i, " cannot be delayed: there are ", count);
+    parameters_[i].delayed = true;
+  }
+  require(trains, "there is no parameter that requires a gradient");
+}
+
+std::vector<std::string> Reducer::Impl::description() const {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    const at::Tensor& tensor = tensors_[i];
+    lines.push_back(concat(
+        "parameter ", parameter.name, ": ", tensor.scalar_type(), " of sizes ", tensor.sizes(),
+        " and strides ", tensor.strides(), tensor.requires_grad() ? "" : ", frozen",
+        parameter.sparse ? ", sparse" : "", parameter.delayed ? ", delayed" : ""));
+  }
+  std::string caps;
+  for (const std::int64_t cap : caps_) caps += concat(" ", cap);
+  lines.push_back(concat("option bucket caps:", caps));
+  lines.push_back(concat("option find_unused_parameters: ", options_.find_unused_parameters));
+  lines.push_back(concat("option static_graph: ", options_.static_graph));
+  lines.push_back(concat("option gradient_as_bucket_view: ", options_.gradient_as_bucket_view));
+  lines.push_back(
+      concat("option skip_all_reduce_unused_params: ", options_.skip_all_reduce_unused_params));
+  lines.push_back(concat("option reduce: ", static_cast<int>(options_.reduce.kind())));
+  lines.push_back(concat("option nonfinite: ", static_cast<int>(options_.nonfinite),
+                         ", check_replicas_every: ", options_.check_replicas_every));
+  if (options_.reduce_dtype) {
+    lines.push_back(concat("option reduce_dtype: ", *options_.reduce_dtype));
+  }
+  lines.insert(lines.end(), options_.must_agree.begin(), options_.must_agree.end());
+  return lines;
+}
+
+}  // namespace convoy
