@@ -63,7 +63,7 @@ void MpiMedium::exchange(const Running& running, const Buffers& buffers) {
   std::byte* const work = scratch(work_, static_cast<std::size_t>(size_) * bytes);
   // The input may be the output, or the program's: what is sent must stay when the operation fails.
   std::memcpy(work + static_cast<std::size_t>(rank_) * bytes, buffers.input, bytes);
-  swap(running, work, bytes);
+  swap_blocks(running, work, bytes);
   std::array<const std::byte*, kFewRanks> sources;
   const auto ranks = static_cast<std::size_t>(size_);
   for (std::size_t r = 0; r < ranks; ++r) sources[r] = work + r * bytes;

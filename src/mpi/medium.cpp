@@ -124,11 +124,11 @@ void MpiMedium::compare(const Running& running) {
 
 // Empty messages take less time than MPI's non-blocking barrier.
 void MpiMedium::meet_all(const Running& running) {
-  if (size_ <= kFewRanks) return swap(running, nullptr, 0);
+  if (size_ <= kFewRanks) return swap_blocks(running, nullptr, 0);
   complete(running, [&](MPI_Request* request) { return MPI_Ibarrier(data_.get(), request); });
 }
 
-void MpiMedium::swap(const Running& running, std::byte* blocks, std::size_t bytes) {
+void MpiMedium::swap_blocks(const Running& running, std::byte* blocks, std::size_t bytes) {
   constexpr std::size_t kMost = std::size_t{2} * kMostPieces * kFewRanks;
   std::array<MPI_Request, kMost> requests;
   std::array<MPI_Status, kMost> statuses;

@@ -115,7 +115,7 @@ class MpiMedium final : public coll::Medium,
   void meet_all(const Running& running);
   // For few ranks: each sends its block of `blocks` (one of `bytes`, at most kMostSwapped, for
   // every rank) to all others. The blocks are work_'s, or empty.
-  void swap(const Running& running, std::byte* blocks, std::size_t bytes);
+  void swap_blocks(const Running& running, std::byte* blocks, std::size_t bytes);
   void monitored_barrier(const Running& running);
   void leave_to_mpi(MPI_Request request);  // with the scratch memory and the parts
 

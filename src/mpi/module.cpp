@@ -85,7 +85,7 @@ class MpiModule final : public Module {
   std::shared_ptr<coll::Medium> of_communicator(const void* communicator, std::size_t bytes,
                                                 const MediumOptions& options) override {
     MPI_Comm host = MPI_COMM_NULL;
-    if (bytes != sizeof host) {
+    if (bytes != sizeof(MPI_Comm)) {
       fail(ErrorKind::kInvalidArgument,
            "from_mpi: what was passed is no MPI_Comm of the MPI that libconvoy_mpi.so was built "
            "with");
