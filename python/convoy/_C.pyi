@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, overload
 
 from torch import Tensor, dtype
@@ -24,6 +25,9 @@ class ConvoyBackend(Backend):
     def __init__(self, store: Store, rank: int, size: int, options: Options = ...) -> None: ...
     @property
     def options(self) -> Options: ...  # a copy
+
+def shrink(backend: Backend, store: Store, timeout: timedelta) -> ConvoyBackend:
+    """After deaths: the group of those who live, which all of them call."""
 
 class GradBucket:
     """What a comm hook gets: gradients that travel together, not divided."""

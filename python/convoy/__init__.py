@@ -29,7 +29,7 @@ from convoy._C import (ConvoyBackend, GradBucket, Options, allocator_stats, inst
                        is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator)
 from convoy._ddp import DistributedDataParallel, MixedPrecision
 from convoy._error import Error
-from convoy._groups import current_group, new_group, process_group
+from convoy._groups import current_group, new_group, process_group, shrink_group
 from convoy._join import Join
 from convoy._C import (get_sharing_strategy, is_shared, set_sharing_strategy, share_memory_,
                        share_usage, trim)
@@ -46,7 +46,7 @@ __all__ = ["Channel", "ConvoyBackend", "DistributedDataParallel", "Error", "Even
            "get_sharing_strategy", "install_allocator", "install_reductions",
            "is_allocator_installed", "is_shared", "launcher_store", "listen", "new_group",
            "parent_channel", "process_group", "set_sharing_strategy", "share_memory_",
-           "share_usage", "spawn", "start", "trim", "trim_allocator", "uninstall_allocator"]
+           "share_usage", "shrink_group", "spawn", "start", "trim", "trim_allocator", "uninstall_allocator"]
 
 _C.install_allocator_if_asked()
 _autoload._register()

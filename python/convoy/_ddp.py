@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from convoy import _C
 from convoy._error import Error
+from convoy._groups import _store_of
 from convoy._join import Join, ModelPart
 
 CPU = torch.device("cpu")
@@ -509,16 +510,13 @@ def _backend(group: dist.ProcessGroup):
     return group._get_backend(CPU)
 
 
-def _store(group: dist.ProcessGroup):
-    """For groups of our own below this one; None where torch does not tell."""
-    entry = dist.distributed_c10d._world.pg_map.get(group)
-    if entry is None:
-        return None
+def _store(group: dist.ProcessGroup) -> dist.Store:
+    """For groups of our own below this one."""
     # A rank that has joined has wrapped fewer.
     count = torch.tensor([_made.get(group.group_name, 0) + 1])
     group.allreduce([count], dist.ReduceOp.MAX).wait()
     _made[group.group_name] = int(count)
-    return dist.PrefixStore(f"convoy/ddp/{int(count)}", entry[1])
+    return dist.PrefixStore(f"convoy/ddp/{int(count)}", _store_of(group))
 
 
 def _with_tensors(output, change: Callable):

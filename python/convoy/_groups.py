@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,9 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 # How often this process has made a group of this name and these ranks: a store keeps the keys of the
 # earlier ones.
 _made: dict[tuple, int] = {}
+
+# How often a group was shrunk, or tried to.
+_shrinks: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 
 
 def _fresh(store: Store, *identity) -> Store:
@@ -70,10 +74,13 @@ def _factory(store: Store, rank: int, world_size: int, timeout: timedelta, devic
         raise Error(f"the backend convoy has no groups for {device}, only for cpu", "unsupported")
     options = _C.Options(**kwargs)
     options._timeout = timeout
-    backend = _C.ConvoyBackend(store, rank, world_size, options)
-    group = ProcessGroup(store, rank, world_size)
+    return _group_over(_C.ConvoyBackend(store, rank, world_size, options), store)
+
+
+def _group_over(backend: _C.ConvoyBackend, store: Store) -> ProcessGroup:
+    group = ProcessGroup(store, backend.rank(), backend.size())
     group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
-    group._register_backend(device, ProcessGroup.BackendType.CUSTOM, backend)
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, backend)
     return group
 
 
@@ -103,6 +110,31 @@ def new_group(backend: str = "convoy", timeout: timedelta = DEFAULT_TIMEOUT,
     store = _fresh(PrefixStore(f"group/{name}", store), "new_group", name)
     store.set_timeout(timeout)
     return _dist2._BACKENDS[backend](store, rank, world_size, timeout, torch.device(device), **options)
+
+
+def shrink_group(group: ProcessGroup | None = None,
+                 timeout: timedelta = timedelta(minutes=1)) -> ProcessGroup:
+    """After deaths: a group of those who live, in the order of their ranks.
+
+    Collective among them: every one calls it, and they agree on who is left, also if more die
+    meanwhile. The old group, by default torch's default one, ends; the new one is like those of
+    new_group(): a model takes it by update_process_group(). `timeout` is for them to meet, and then
+    of each operation. It needs the backend convoy, and a store that lives on: that of `convoy run`,
+    a file, or a TCPStore whose process lives.
+
+    Raises convoy.Error: "unsupported" for other backends, "timeout" if one who lives did not come.
+    """
+    if group is None:
+        group = current_group()
+    # Another attempt needs other keys.
+    count = _shrinks[group] = _shrinks.get(group, 0) + 1
+    store = PrefixStore(f"shrink/{count}", _store_of(group))
+    return _group_over(_C.shrink(group._get_backend(torch.device("cpu")), store, timeout), store)
+
+
+def _store_of(group: ProcessGroup) -> Store:
+    entry = dist.distributed_c10d._world.pg_map.get(group)
+    return entry[1] if entry else group.get_group_store()
 
 
 def current_group() -> ProcessGroup:

@@ -1,6 +1,7 @@
 """An optimizer of which each rank keeps and does its part, on convoy.DistributedDataParallel."""
 
 import weakref
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ _STATES = {
     torch.optim.RMSprop: ["square_avg", "momentum_buffer", "grad_avg"],
 }
 _REFUSED = ["maximize", "capturable", "differentiable"]
+
+
+class _Elsewhere(defaultdict):
+    """`Optimizer.state`, which is empty between calls. torch.distributed.checkpoint makes a step if it
+    finds none, which would count."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class ShardedOptimizer(torch.optim.Optimizer, Joinable):
@@ -47,6 +56,7 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
         every = model.reducer.parameters()
         super().__init__(every if params is None else params, dict(full))
         Joinable.__init__(self)
+        self.state = _Elsewhere(dict)
         self._model, self._in_backward = weakref.ref(model), in_backward
         self._names = _STATES[optimizer_class]
         self._index = {id(each): i for i, each in enumerate(every)}
@@ -58,6 +68,7 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
             model.reducer, kind, self.param_groups, in_backward=in_backward, max_norm=max_norm,
             norm_type=norm_type, skip_nonfinite=skip_nonfinite)
         if in_backward:  # what schedulers have changed counts for the next backward
+            self._opt_called = True  # they warn if step() was not
             this = weakref.ref(self)
             model.register_forward_pre_hook(lambda *_: _hand_over(this()))
 
@@ -141,7 +152,7 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
             _hand_over(self)
             self._shards.load_states(states)
         finally:
-            self.state.clear()
+            self.state = _Elsewhere(dict)
 
 
 def _hand_over(optimizer: ShardedOptimizer | None) -> None:

@@ -78,6 +78,8 @@ PYBIND11_MODULE(_C, module) {
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("options", &PythonBackend::getBackendOptions);
 
+  module.def("shrink", &shrink, py::arg("backend"), py::arg("store"), py::arg("timeout"),
+             py::call_guard<py::gil_scoped_release>());
   module.def("launcher_store", &rank_store, py::call_guard<py::gil_scoped_release>());
   add_reducer(module);
   add_ddp(module);

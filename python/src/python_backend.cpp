@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <mutex>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "convoy/c10d_store.h"
+#include "convoy/group.h"
+
 namespace convoy::python {
 namespace {
 
@@ -53,6 +58,19 @@ void PythonBackend::release_resources() {
   const std::lock_guard lock(registry().mutex);
   std::erase_if(registry().backends,
                 [this](const Weak& weak) { return weak._unsafe_get_target() == this; });
+}
+
+// The survivors make one more group, which is Python's.
+c10::intrusive_ptr<PythonBackend> shrink(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                         const c10::intrusive_ptr<c10d::Store>& store,
+                                         std::chrono::milliseconds timeout) {
+  const auto old = ProcessGroup::from(backend, {.store = from_c10d(store)});
+  const auto made = old.shrink({.timeout = timeout});
+  auto options = c10::make_intrusive<ConvoyBackend::Options>(made.timeout());
+  options->group_name = made.name();
+  return PythonBackend::create(
+      c10::make_intrusive<c10d::PrefixStore>("python", to_c10d(made.store())), made.rank(),
+      made.size(), options);
 }
 
 void shutdown_all() {

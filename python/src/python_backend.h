@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+
 #include "convoy/backend.h"
 
 namespace convoy::python {
@@ -26,6 +28,12 @@ class PythonBackend final : public ConvoyBackend {
     return create(store, rank, size, options);
   }
 };
+
+// After deaths: the group of those who live, which all of them call. Collective among them; see
+// ProcessGroup::shrink(). The caller does not hold the interpreter's lock.
+c10::intrusive_ptr<PythonBackend> shrink(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                         const c10::intrusive_ptr<c10d::Store>& store,
+                                         std::chrono::milliseconds timeout);
 
 // Ends all backends of the process: what is pending fails, their threads are joined. For the exit
 // of the interpreter, after which a callback could no longer run.

@@ -133,9 +133,11 @@ class JoinPart::Impl {
       const auto state = static_cast<State>(states[r]);
       if (state == State::kJoined) continue;
       if (!step_->live.empty() && state != common) {
+        const int first = step_->live.front();
+        const bool first_pauses = common == State::kPaused;
         fail(ErrorKind::kInvalidArgument, head(), "ranks are out of step: rank ",
-             step_->live.front(), " is ", common == State::kPaused ? "" : "not ",
-             "inside of no_sync(), rank ", r, " is ", state == State::kPaused ? "" : "not");
+             first_pauses ? first : r, " is inside of no_sync(), rank ", first_pauses ? r : first,
+             " is not");
       }
       common = state;
       step_->live.push_back(r);

@@ -149,6 +149,9 @@ TEST(MixedPrecisionTest, WhenParametersAreLow) {
     expect_equal(net->inner->weight, kept);
     model(x).sum().backward();
     expect_equal_on_all(world, gradients_of(*net));
+    // Nor does a forward that fails leave anything behind.
+    EXPECT_THROW(model(input_of(r.id(), 0, {2, 5})), std::exception);
+    expect_types(*net, at::kFloat);
   });
 }
 

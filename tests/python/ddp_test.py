@@ -4,7 +4,9 @@ import copy
 import dataclasses
 import inspect
 import io
+import os
 import pickle
+import signal
 from unittest import TestCase
 
 import torch
@@ -12,7 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as Torchs, distributed as torchs
 from torch.utils.checkpoint import checkpoint
 
@@ -296,6 +300,31 @@ def other_groups():
         assert copy.deepcopy(model.module)[0].weight.equal(module[0].weight)
 
 
+def dies():
+    """Rank 1 is killed; the others go on, with its part of the optimizer's state."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 2))
+    model = convoy.DistributedDataParallel(module)
+    optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=0.01)
+    group = dist.group.WORLD
+    step = 0
+    while step < 6:
+        if step == 3 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            step += 1
+        except RuntimeError as error:
+            assert step == 3 and "rank 1" in str(error), error
+            group = convoy.shrink_group(group)
+            model.update_process_group(group)
+    assert group.size() == 2 and group.rank() == dist.get_rank() // 2
+    state = optimizer.state_dict()["state"]
+    assert len(state) == 4 and all(each["step"] == 6 for each in state.values())
+    return [each.tolist() for each in module.parameters()]
+
+
 def names():
     """What torch's class can be asked for."""
     ours, theirs = convoy.DistributedDataParallel, Torchs
@@ -307,7 +336,7 @@ def names():
     assert isinstance(model, theirs) and not model.broadcast_buffers and model.static_graph
     for arguments, text in [(dict(output_device=0), "output_device"), (dict(dim=1), "dim"),
                             (dict(param_to_hook_all_reduce=nn.Parameter()), "param_to_hook"),
-                            (dict(device_mesh=dist.device_mesh.init_device_mesh("cpu", (2, 1))), "dimension")]:
+                            (dict(device_mesh=init_device_mesh("cpu", (2, 1))), "dimension")]:
         try:
             ours(Net(), **arguments)
         except ValueError as error:
@@ -316,7 +345,7 @@ def names():
             raise AssertionError(text)
     expect_error("SyncBatchNorm", lambda: ours(nn.SyncBatchNorm(3)))
     # Attributes that programs set.
-    model = ours(nn.Linear(6, 2), device_mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    model = ours(nn.Linear(6, 2), device_mesh=init_device_mesh("cpu", (2,)))
     model.require_backward_grad_sync = False
     model(batch(dist.get_rank())).sum().backward()
     assert not model.require_backward_grad_sync and not model.will_sync_module_buffers()
@@ -392,6 +421,23 @@ def optimizers_in_backward():
     wrapped(fused)
 
 
+def tensor_parallel():
+    """Over one dimension of a mesh, whose other one splits the parameters."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    results = []
+    for kind in [convoy.DistributedDataParallel, Torchs]:
+        torch.manual_seed(3)
+        module = parallelize_module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), mesh["tensor"],
+                                    {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        model = kind(module, device_mesh=mesh["data"])
+        parameters = list(model.parameters())  # torch hides them after forward
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(mesh["data"].get_local_rank()))
+        model(x).square().mean().backward()
+        results.append([each.grad for each in parameters])
+    assert len(results[0]) == 4 and results[0][0].shape == (4, 6)
+    torch.testing.assert_close(*results)
+
+
 def several(*functions):
     for function in functions:
         function()
@@ -423,6 +469,15 @@ class Ddp(TestCase):
 
     def test_names_and_optimizers(self):
         ranks.run(several, 2, mixed_precision, names, optimizers_in_backward)
+
+    def test_a_death(self):
+        first, dead, last = ranks.run_all(dies, 3)
+        self.assertIsInstance(dead, ranks.Died)
+        self.assertIsInstance(first, list, first)
+        self.assertEqual(first, last)
+
+    def test_tensor_parallel(self):
+        ranks.run(tensor_parallel, 4)
 
     def test_other_groups(self):
         ranks.run(other_groups, 3)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join as TorchsJoin, Joinable, JoinHook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import convoy
 import ranks
@@ -138,9 +139,10 @@ class Counter(Joinable):
 
 def with_others():
     """In torch's Join, beside joinables that are not convoy's."""
-    model, optimizer = wrap()
+    model = convoy.DistributedDataParallel(make())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=RATE)
     counter = Counter()
-    with TorchsJoin([model, counter]):
+    with TorchsJoin([model, counter, optimizer]):
         for step in range(inputs_of(dist.get_rank())):
             loss_of(model, batch(step, dist.get_rank())).backward()
             counter.count()

@@ -6,6 +6,7 @@ from unittest import TestCase
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import convoy
 import ranks
@@ -122,6 +123,50 @@ def groups_and_errors():
         raise AssertionError("ranks differ")
 
 
+def writes(path):
+    model = convoy.DistributedDataParallel(make())
+    optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=torch.tensor(0.01))
+    for step in range(3):
+        model(batch(step, 0)).square().mean().backward()
+        optimizer.step()
+    # torch's own functions for checkpoints must not disturb it.
+    named = get_optimizer_state_dict(model, optimizer)
+    assert named["state"]["0.weight"]["step"] == 3 and optimizer.stats()["steps"] == 3
+    state = optimizer.state_dict()
+    if dist.get_rank() == 0:
+        torch.save((model.module.state_dict(), state, named), path)
+
+
+def reads(path):
+    """With another number of ranks."""
+    weights, state, named = torch.load(path)
+    plain = make()
+    plain.load_state_dict(weights)
+    reference = torch.optim.AdamW(plain.parameters())
+    reference.load_state_dict(state)
+    for which in range(2):
+        ours = make()
+        ours.load_state_dict(weights)
+        model = convoy.DistributedDataParallel(ours)
+        optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=torch.tensor(1.0))
+        if which:
+            set_optimizer_state_dict(model, optimizer, named)
+        else:
+            optimizer.load_state_dict(state)
+        model(batch(3, 0)).square().mean().backward()
+        optimizer.step()
+        if not which:
+            plain(batch(3, 0)).square().mean().backward()
+            reference.step()
+        same(ours, plain)
+    try:
+        optimizer.add_param_group({"params": [torch.zeros(1)]})
+    except convoy.Error as error:
+        assert "later" in str(error), error
+    else:
+        raise AssertionError("parameters are divided already")
+
+
 class Sharded(TestCase):
     def test_trains_as_torchs_do(self):
         for backend in ["convoy", "gloo"]:
@@ -133,6 +178,11 @@ class Sharded(TestCase):
 
     def test_groups_and_errors(self):
         ranks.run(groups_and_errors, 2)
+
+    def test_other_numbers_of_ranks(self):
+        with ranks.folder() as folder:
+            ranks.run(writes, 3, f"{folder}/state")
+            ranks.run(reads, 2, f"{folder}/state")
 
     def test_alone(self):
         ranks.run(checkpoints, 1)
