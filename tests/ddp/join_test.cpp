@@ -1,5 +1,6 @@
 // Uneven inputs: scenarios 64 and 66 to 70 of ../shared/reference/ddp.md, and what goes beyond.
 #include <csignal>
+#include <optional>
 #include <random>
 
 #include "convoy/join.h"
@@ -543,6 +544,54 @@ TEST(JoinTest, RanksOutOfStep) {
       });
     });
     EXPECT_THAT(text, AllOf(HasSubstr("rank 1 begins sync_buffers, rank 2 a step")));
+  });
+}
+
+// A Join that somebody else conducts, as torch.distributed.algorithms.Join does in Python: ranks
+// are told when there is a step. tests/python/join_test.py has more.
+TEST(JoinTest, AnothersJoin) {
+  run_ranks(3, [](Rank& r, const ProcessGroup& world) {
+    auto net = weight_of_one();
+    DdpCore core(net.ptr(), world, {});
+    torch::optim::SGD sgd(net->parameters(), 0.01 * 3);
+    const auto forward = [&](const at::Tensor& x = at::ones({1, 1})) {
+      core.before_forward();
+      at::Tensor y = net->forward(x).sum();
+      core.after_forward({&y});
+      return y;
+    };
+    {
+      JoinPart part(core, {});
+      for (int i = 0; i < 6; ++i) {
+        sgd.zero_grad();
+        if (i >= 2 * (r.id() + 1)) {
+          part.shadow();
+          continue;
+        }
+        part.step();
+        forward().backward();
+        sgd.step();
+      }
+      part.finish(r.id() == 2);
+      EXPECT_NEAR(net->weight.item<double>(), 1 - 0.01 * (2 + 4 + 6), 1e-6);
+      expect_equal_on_all(world, net->parameters());
+      // Ranks that are not in the same step.
+      std::optional<Reducer::NoSync> pause;
+      if (r.id() == 1) pause.emplace(core.reducer());
+      EXPECT_THAT(text_of([&] { r.id() == 2 ? part.shadow() : part.step(); }),
+                  HasSubstr("rank 1 is inside of no_sync(), rank 0 is not"));
+      pause.reset();
+      // A backward that fails is an error of those that have no inputs, too.
+      const auto text = text_of([&] {
+        if (r.id() == 2) return part.shadow();
+        part.step();
+        const auto x = at::ones({1, 1}).requires_grad_();
+        forward(r.id() == 0 ? Fails::apply(x) : x).backward();
+      });
+      EXPECT_THAT(text, HasSubstr(r.id() == 2 ? "of the ranks that have inputs" : "no memory"));
+    }
+    forward().backward();  // goes on without it
+    expect_equal_on_all(world, {net->weight.grad()});
   });
 }
 
