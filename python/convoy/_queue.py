@@ -1,5 +1,7 @@
 """Queues and events between processes."""
 
+import collections
+import os
 import queue as _queue
 from multiprocessing import reduction
 
@@ -20,8 +22,11 @@ class _SharedObject:
     @classmethod
     def _of(cls, shared: _C.Shared):
         made = cls.__new__(cls)
-        _SharedObject.__init__(made, cls._kind(shared))
+        made._begin(cls._kind(shared))
         return made
+
+    def _begin(self, shared) -> None:
+        _SharedObject.__init__(self, shared)
 
     @classmethod
     def open(cls, name: str, timeout: float = DEFAULT_TIMEOUT):
@@ -62,19 +67,28 @@ class Queue(_SharedObject):
 
     def __init__(self, maxsize: int = 0, *, item_bytes: int = 1024, copy_below: int = 0, ctx=None) -> None:
         del ctx  # as multiprocessing's
-        super().__init__(_C.Queue(maxsize if maxsize > 0 else _UNBOUNDED, item_bytes, copy_below))
+        self._begin(_C.Queue(maxsize if maxsize > 0 else _UNBOUNDED, item_bytes, copy_below))
+
+    def _begin(self, shared) -> None:
+        super()._begin(shared)
         self._closed = False
+        # Messages that get_many() took after one that could not be rebuilt: the next call's.
+        self._taken: collections.deque[list] = collections.deque()
+        self._taker = 0  # its process: a forked child has a copy, and must not deliver it again
 
     def put(self, obj: object, block: bool = True, timeout: float | None = None) -> None:
         """Raises queue.Full; convoy.Error "peer lost" after shutdown()."""
-        if getattr(self, "_closed", False):
+        if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         if not self._shared.put(_to_values(obj), _seconds(block, timeout)):
             raise _queue.Full
 
     def get(self, block: bool = True, timeout: float | None = None) -> object:
-        """Raises queue.Empty; convoy.Error "peer lost" after shutdown(), when nothing is left."""
-        found = self._shared.get_many(1, _seconds(block, timeout))
+        """Raises queue.Empty; convoy.Error "peer lost" after shutdown(), when nothing is left.
+
+        What a message raises while it is rebuilt (an unpickling error) is raised here; it is then gone.
+        """
+        found = self._take(1, _seconds(block, timeout))
         if not found:
             raise _queue.Empty
         return _from_values(found[0])
@@ -86,21 +100,56 @@ class Queue(_SharedObject):
         return self.get(False)
 
     def put_many(self, objects, timeout: float | None = None) -> int:
-        """In order; how many were put in time."""
+        """In order; how many were put in time, or before one that cannot be.
+
+        The error of that one is raised if it is the first: call again with the rest. What cannot be
+        pickled raises before anything is put.
+        """
         return self._shared.put_many([_to_values(obj) for obj in objects], timeout)
 
     def get_many(self, most: int, timeout: float | None = None) -> list:
-        """All that are there, waiting for one; an empty list if none came in time."""
-        return [_from_values(values) for values in self._shared.get_many(most, timeout)]
+        """All that are there, waiting for one; an empty list if none came in time.
+
+        Ends before one that cannot be rebuilt, whose error the next call raises; those after it are still to come.
+        """
+        taken = self._take(most, timeout)
+        objects: list[object] = []
+        while taken:
+            try:
+                objects.append(_from_values(taken[0]))
+            except BaseException:
+                if not objects:
+                    del taken[0]
+                self._taken.extendleft(reversed(taken))
+                self._taker = os.getpid()
+                if not objects:
+                    raise
+                break
+            del taken[0]
+        return objects
+
+    def _take(self, most: int, timeout: float | None) -> list:
+        taken = []
+        while len(taken) < most and self._kept():
+            try:
+                taken.append(self._taken.popleft())
+            except IndexError:  # of another thread
+                break
+        return taken or self._shared.get_many(most, timeout)
+
+    def _kept(self) -> int:
+        if self._taken and self._taker != os.getpid():
+            self._taken.clear()
+        return len(self._taken)
 
     def qsize(self) -> int:
-        return self._shared.size()
+        return self._shared.size() + self._kept()
 
     def empty(self) -> bool:
         return self.qsize() == 0
 
     def full(self) -> bool:
-        return self.qsize() >= self._shared.capacity()
+        return self._shared.size() >= self._shared.capacity()
 
     def lost(self) -> tuple[int, str]:
         """How many messages went with processes that ended in put() or get(), and the latest one."""

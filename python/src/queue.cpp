@@ -47,8 +47,13 @@ std::size_t put_many(const Queue& queue, const py::list& items, std::optional<do
   for (const py::handle item : items) left.push_back(to_message(item.cast<py::list>()));
   const std::size_t all = left.size();
   wait_in_pieces(seconds, [&](const Deadline& deadline) {
-    const std::size_t done = queue.put_many(left, deadline);
-    left.erase(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(done));
+    try {
+      const std::size_t done = queue.put_many(left, deadline);
+      left.erase(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(done));
+    } catch (const std::exception&) {
+      if (left.size() == all) throw;
+      return true;  // as the C++ function: the next call throws it
+    }
     return left.empty();
   });
   return all - left.size();

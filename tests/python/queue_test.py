@@ -22,6 +22,15 @@ def expect_nothing_held(case):
     case.assertEqual((usage["blocks"], usage["foreign"]), (0, 0), usage)
 
 
+def refuse():
+    raise ValueError("cannot be rebuilt")
+
+
+class Bad:
+    def __reduce__(self):
+        return refuse, ()
+
+
 class QueueTest(unittest.TestCase):
     def tearDown(self):
         expect_nothing_held(self)
@@ -71,6 +80,25 @@ class QueueTest(unittest.TestCase):
         with self.assertRaises(ValueError):
             q.put(1)
         self.assertEqual(q.lost()[0], 0)
+
+    def test_one_bad_message(self):
+        """One that cannot be rebuilt, or put, costs no other."""
+        q = convoy.Queue()
+        self.assertEqual(q.put_many([1, Bad(), torch.ones(2), 3]), 4)
+        self.assertEqual(q.get_many(10), [1])
+        self.assertEqual(q.qsize(), 3)
+        with self.assertRaisesRegex(ValueError, "cannot be rebuilt"):
+            q.get_many(10)
+        self.assertEqual(q.get().tolist(), [1, 1])
+        self.assertEqual(q.get_many(10, timeout=LIMIT), [3])
+        self.assertTrue(q.empty())
+        q.put(Bad())
+        with self.assertRaisesRegex(ValueError, "cannot be rebuilt"):
+            q.get()
+        self.assertEqual(q.put_many([1, torch.ones(2, requires_grad=True) * 2, 3]), 1)
+        with self.assertRaisesRegex(convoy.Error, "detach"):
+            q.put_many([torch.ones(2, requires_grad=True) * 2, 3])
+        self.assertEqual(q.get(), 1)
 
     def test_shutdown(self):
         q = convoy.Queue()
@@ -124,6 +152,11 @@ def produce(q):
     q.put({"own": torch.full((1000,), 2.0), "pid": os.getpid()})
 
 
+def take_later(q, go, back):
+    go.wait(LIMIT)
+    back.put(q.get(timeout=LIMIT).sum().item())
+
+
 def hold(q, event):
     q.put(torch.ones(3))
     event.set()
@@ -170,6 +203,19 @@ class ProcessTest(unittest.TestCase):
             got = q.get(timeout=LIMIT)
             self.assertEqual((got["own"].sum().item(), got["pid"]), (2000, child.pid))
             del got
+
+    def test_let_go_before_the_other_has_it(self):
+        """What is in a queue stays there for a process that has not used it yet."""
+        for method in ("fork", "spawn"):
+            q, go, back = convoy.Queue(), convoy.Event(), convoy.Queue()
+            q.put(torch.full((1000,), 2.0))
+            child = mp.get_context(method).Process(target=take_later, args=(q, go, back))
+            child.start()
+            del q
+            gc.collect()
+            go.set()
+            self.assertEqual(back.get(timeout=LIMIT), 2000)
+            child.join(LIMIT)
 
     def test_killed_process(self):
         q, event = convoy.Queue(2), convoy.Event()
