@@ -188,9 +188,12 @@ class CallMaker::Builder {
 
  private:
   std::size_t bytes(std::size_t count, std::size_t parts) const {
-    const std::size_t size = size_of(call_.signature.type);
-    if (count > SIZE_MAX / 2 / size / parts) refuse("the count is too large");
-    return count * size * parts;
+    std::size_t result = 0;
+    if (__builtin_mul_overflow(count, size_of(call_.signature.type) * parts, &result) ||
+        result > SIZE_MAX / 2) {
+      refuse("the count is too large");
+    }
+    return result;
   }
   static std::size_t total(const std::vector<Stretch>& list) {
     std::size_t sum = 0;

@@ -175,7 +175,11 @@ void Engine::arrive(const Running& running) {
 void Engine::offer_data(const Call& call, std::uint64_t number, Slot& mine) {
   const std::size_t bytes = call.input_bytes;
   if (bytes <= kInlineBytes) {
-    copy_from(call.input_view(), 0, mine.small.data(), bytes, StoreHint::kCached);
+    if (bytes != 0 && call.input) {
+      std::memcpy(mine.small.data(), call.input, bytes);
+    } else {
+      copy_from(call.input_view(), 0, mine.small.data(), bytes, StoreHint::kCached);
+    }
     if (call.output_bytes <= kCopiedBytes) return;
   } else if (bytes <= kCopiedBytes) {
     copy_from(call.input_view(), 0, layout_.payload(base_, rank_, number), bytes,
@@ -225,6 +229,9 @@ void Engine::offer_data(const Call& call, std::uint64_t number, Slot& mine) {
                 StoreHint::kCached);
       mine.carrier = Carrier::kPayload;
     }
+  } else if (call.signature.op == OpKind::kBroadcast) {
+    mine.stretches = 0;
+    mine.shared_output = locate(call.output_view(), mine.output, 0).first;
   }
 }
 

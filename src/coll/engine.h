@@ -142,11 +142,18 @@ class Engine {
   void copy_to(const View& target, std::size_t begin, const std::byte* from, std::size_t length,
                StoreHint hint);
 
+  // chunks.cpp
+  // Calls part(begin, length) for chunks of [0, bytes), each on one rank, whichever comes first.
+  // Returns when all of them are done everywhere.
+  using ChunkPart = std::function<void(std::size_t begin, std::size_t length)>;
+  void take_chunks(const Running& running, std::size_t bytes, const ChunkPart& part);
+
   // reduce.cpp
   void combine(const Running& running);
   bool find_buffers(const Running& running, const ReducePlan& plan);
   void reduce_range(const Running& running, const ReducePlan& plan, std::size_t begin,
                     std::size_t length, StoreHint hint);
+  void combine_tiny(const Running& running);
   void combine_small(const Running& running, const ReducePlan& plan);
   void combine_in_place(const Running& running, const ReducePlan& plan, StoreHint hint);
   void combine_staged(const Running& running, const ReducePlan& plan, StoreHint staging);
@@ -157,6 +164,8 @@ class Engine {
   void keep_own(const Movement& movement, StoreHint hint);
   void keep_own(const Movement& movement, std::size_t begin, std::size_t length, StoreHint hint);
   void pull(const Running& running, const Movement& movement, Way way);
+  bool can_share_broadcast(const Running& running) const;
+  void share_broadcast(const Running& running, StoreHint hint);
   void pull_shared(const Running& running, const Movement& movement, int source, StoreHint hint);
   void move_staged(const Running& running, const Movement& movement, Way way);
   bool reads_private(const Running& running);

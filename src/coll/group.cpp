@@ -7,6 +7,7 @@
 #include "base/loop.h"
 #include "coll/group_impl.h"
 #include "coll/shared_memory.h"
+#include "os/quick_clock.h"
 
 namespace convoy::coll {
 
@@ -16,7 +17,7 @@ void Group::Impl::check_open() const {
 
 // The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
 void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
-  const auto now = Deadline::Clock::now();
+  const auto now = QuickClock::now();
   call.deadline = deadline(timeout, now);
   std::uint64_t number = 0;
   {
@@ -67,7 +68,7 @@ void Group::Impl::release_turn() {
 
 std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
                                                      Callback done) {
-  const auto now = Deadline::Clock::now();
+  const auto now = QuickClock::now();
   call.deadline = deadline(timeout, now);
   auto operation = std::make_shared<Work::Collective>(shared_from_this());
   operation->call = std::move(call);

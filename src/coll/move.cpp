@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 #include "base/concat.h"
 #include "base/error.h"
@@ -37,6 +38,10 @@ void Engine::move(const Running& running) {
                       : readable && reads_private(running) ? Route::kMoved
                                                            : Route::kStaged;
   tuned(running, route, [&](Way way) {
+    if (can_share_broadcast(running)) {
+      keep_own(movement, store_hint(way));
+      return share_broadcast(running, store_hint(way));
+    }
     // What everyone gets is kept while it is staged: it is read once then.
     const bool later =
         movement.multicast() && is_staged(running, rank_, movement.contribution(rank_), way);
@@ -66,6 +71,44 @@ void Engine::keep_own(const Movement& movement, std::size_t begin, std::size_t l
 bool Engine::is_staged(const Running& running, int source, std::size_t contribution,
                        Way way) const {
   return way != Way::kRead && carrier_of(running, source, contribution) == Carrier::kPrivate;
+}
+
+// True if the root's data, and where the others want it, are within reach of all ranks. All of them
+// find the same.
+bool Engine::can_share_broadcast(const Running& running) const {
+  const Call& call = *running.call;
+  if (call.signature.op != OpKind::kBroadcast) return false;
+  const int root = static_cast<int>(call.signature.root);
+  for (int r = 0; r < size_; ++r) {
+    const bool reachable = r == root ? carrier_of(running, r, call.output_bytes) == Carrier::kShared
+                                     : slot(r, running.number).shared_output;
+    if (!reachable) return false;
+  }
+  return true;
+}
+
+// The root would only watch while the others copy: it takes chunks too, and a chunk is read once
+// for all of them.
+void Engine::share_broadcast(const Running& running, StoreHint hint) {
+  const Call& call = *running.call;
+  const int root = static_cast<int>(call.signature.root);
+  const View output = call.output_view();
+  const View source =
+      rank_ == root ? call.input_view() : peer_view(running, root, Side::kInput, output);
+  for (int r = 0; r < size_; ++r) {
+    if (r == root) continue;
+    writable_[static_cast<std::size_t>(r)] =
+        r == rank_ ? output : peer_view(running, r, Side::kOutput, output);
+  }
+  const auto part = [&](std::size_t begin, std::size_t length) {
+    source.for_each(begin, length, [&](std::byte* from, std::size_t done, std::size_t bytes) {
+      for (int r = 0; r < size_; ++r) {
+        if (r == root) continue;
+        copy(writable_[static_cast<std::size_t>(r)].at(begin + done), from, bytes, hint);
+      }
+    });
+  };
+  take_chunks(running, output.bytes(), std::ref(part));
 }
 
 // Copies from every source whose data can be reached as it is. Each rank begins with another

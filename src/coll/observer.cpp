@@ -1,5 +1,6 @@
 #include "coll/observer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/call_scope.h"
@@ -125,14 +126,15 @@ Observer::Seen Observer::begin(const Transfer& transfer, Clock::time_point now) 
   return seen;
 }
 
-void Observer::start(const Seen& seen) noexcept { recorder_.start(seen.ticket, Clock::now()); }
+void Observer::start(const Seen& seen) noexcept { recorder_.start(seen.ticket, QuickClock::now()); }
 
 void Observer::end(const Seen& seen, const std::exception_ptr& error) noexcept {
-  end(seen, error, Clock::now());
+  // Not before its call, if the quick clock has just been corrected.
+  end(seen, error, std::max(seen.called, QuickClock::now()));
 }
 
 void Observer::note(const Transfer& transfer) noexcept {
-  const auto now = Clock::now();
+  const auto now = QuickClock::now();
   end(begin(transfer, now), nullptr, now);
 }
 

@@ -10,6 +10,7 @@
 #include "coll/call.h"
 #include "convoy/call_site.h"
 #include "os/flight_recorder.h"
+#include "os/quick_clock.h"
 
 namespace convoy::coll {
 
@@ -38,7 +39,7 @@ class Observer {
   };
   enum class Turn { kNow, kLater };
   Seen begin(const Call& call, std::uint64_t number, Clock::time_point now, Turn turn) noexcept;
-  Seen begin(const Transfer& transfer, Clock::time_point now = Clock::now()) noexcept;
+  Seen begin(const Transfer& transfer, Clock::time_point now = QuickClock::now()) noexcept;
   // Its turn has come.
   void start(const Seen& seen) noexcept;
   // On the thread that ended it, before anybody else is told.

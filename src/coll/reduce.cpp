@@ -1,30 +1,15 @@
 // The operations that combine: all_reduce, reduce, reduce_scatter.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "coll/engine_wait.h"
 
 namespace convoy::coll {
 namespace {
 
-// Chunks that ranks take in turn from an operation in shared memory: large enough that taking one
-// costs nothing, small enough that ranks finish together.
-constexpr std::size_t kLeastChunk = std::size_t{32} << 10;
-constexpr std::size_t kMostChunk = std::size_t{1} << 20;
-constexpr std::size_t kChunksPerRank = 8;
-
-std::uint64_t tagged(std::uint64_t number, std::uint64_t count) {
-  return (number & 0xffffffff) << 32 | count;
-}
-
 std::size_t round_up(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
-}
-
-std::size_t chunk_bytes(std::size_t bytes, int ranks) {
-  const auto n = static_cast<std::size_t>(ranks);
-  if (bytes <= n * kLeastChunk) return round_up(bytes / n + 1, kLine);
-  return std::clamp(bytes / (n * kChunksPerRank) / 4096 * 4096, kLeastChunk, kMostChunk);
 }
 
 }  // namespace
@@ -65,8 +50,12 @@ struct Engine::ReducePlan {
 
 void Engine::combine(const Running& running) {
   const Call& call = *running.call;
-  const ReducePlan plan(call, rank_, size_);
   if (call.input_bytes == 0) return;
+  if (call.signature.op == OpKind::kAllReduce && call.input_bytes <= kInlineBytes && call.output &&
+      size_ > 1) {
+    return combine_tiny(running);
+  }
+  const ReducePlan plan(call, rank_, size_);
   if (size_ == 1) {
     readable_[0] = call.input_view();
     writable_[0] = call.output_view();
@@ -139,6 +128,17 @@ void Engine::reduce_range(const Running& running, const ReducePlan& plan, std::s
   });
 }
 
+// What combine_small does, where it would take longer to find out what there is to do.
+void Engine::combine_tiny(const Running& running) {
+  const Call& call = *running.call;
+  std::array<const std::byte*, kMaxRanks> sources;
+  for (int r = 0; r < size_; ++r) {
+    sources[static_cast<std::size_t>(r)] = slot(r, running.number).small.data();
+  }
+  reduce(call.reduction(size_), {sources.data(), static_cast<std::size_t>(size_)},
+         {&call.output, 1}, call.signature.count, StoreHint::kCached);
+}
+
 // From the slots, each rank for itself. No rank waits for another after this: the slots stay as
 // they are until everyone has arrived at the next operation.
 void Engine::combine_small(const Running& running, const ReducePlan& plan) {
@@ -163,79 +163,12 @@ void Engine::combine_small(const Running& running, const ReducePlan& plan) {
 }
 
 // All inputs and all outputs are within reach of all ranks: whoever takes a chunk combines it over
-// all inputs and writes it to all outputs. The operation is complete when all chunks are finished;
-// a rank that the scheduler kept away does not hold up the others.
+// all inputs and writes it to all outputs.
 void Engine::combine_in_place(const Running& running, const ReducePlan& plan, StoreHint hint) {
-  const std::size_t bytes = running.call->input_bytes;
-  const std::size_t chunk = chunk_bytes(bytes, size_);
-  const std::uint64_t chunks = (bytes + chunk - 1) / chunk;
-  const std::uint64_t number = running.number;
-  auto& claimed = group().claimed;
-  auto& finished = group().finished;
-
-  // The next chunk to work on; false: all are taken. Words of an earlier operation count as zero.
-  const auto take = [&](std::uint64_t& index) {
-    std::uint64_t seen = claimed.load(std::memory_order_relaxed);
-    for (;;) {
-      index = seen >> 32 == (number & 0xffffffff) ? seen & 0xffffffff : 0;
-      if (index >= chunks) return false;
-      if (claimed.compare_exchange_weak(seen, tagged(number, index + 1),
-                                        std::memory_order_acq_rel)) {
-        return true;
-      }
-    }
+  const auto part = [&](std::size_t begin, std::size_t length) {
+    reduce_range(running, plan, begin, length, hint);
   };
-  const auto finish = [&] {
-    std::uint64_t seen = finished.load(std::memory_order_relaxed);
-    std::uint64_t next = 0;
-    do {
-      const bool current = seen >> 32 == (number & 0xffffffff);
-      next = current ? seen + 1 : tagged(number, 1);
-    } while (!finished.compare_exchange_weak(seen, next, std::memory_order_acq_rel));
-  };
-
-  auto& taking = head(rank_).taking;
-  taking.store(number << 1 | 1, std::memory_order_seq_cst);
-  const auto work = [&](int) {
-    for (std::uint64_t index = 0; take(index);) {
-      const std::size_t begin = index * chunk;
-      reduce_range(running, plan, begin, std::min(chunk, bytes - begin), hint);
-      finish();
-    }
-  };
-  if (workers_.threads() == 1) {
-    work(0);
-  } else {
-    workers_.run(std::ref(work));
-  }
-  taking.store(number << 1, std::memory_order_seq_cst);
-
-  const auto ready = [&] {
-    return finished.load(std::memory_order_acquire) == tagged(number, chunks);
-  };
-  // A rank that died while it took chunks may have left one unfinished. That is known for certain
-  // when every living rank has stopped taking.
-  const auto blocker = [&] {
-    int dead = -1;
-    for (int r = 0; r < size_; ++r) {
-      const std::uint64_t theirs = head(r).taking.load(std::memory_order_acquire);
-      if (gone(r, number)) {
-        if (theirs == (number << 1 | 1)) dead = r;
-      } else if (theirs != number << 1) {
-        return -1;
-      }
-    }
-    return dead;
-  };
-  const auto lagging = [&] {
-    std::vector<int> ranks;
-    for (int r = 0; r < size_; ++r) {
-      if (head(r).taking.load(std::memory_order_acquire) == (number << 1 | 1)) ranks.push_back(r);
-    }
-    return ranks;
-  };
-  wait(running, ready, blocker, lagging);
-  ring_sleepers();
+  take_chunks(running, running.call->input_bytes, std::ref(part));
 }
 
 // Rounds of one slice of every rank's part. In round t rank r combines its slice: inputs within

@@ -9,48 +9,25 @@
 namespace convoy::coll {
 namespace {
 
-struct TypeInfo {
-  std::string_view name;
-  std::size_t size;
-};
-
-constexpr std::array<TypeInfo, kDataTypes> kTypes = {{
-    {"f32", 4},
-    {"f64", 8},
-    {"f16", 2},
-    {"bf16", 2},
-    {"f8e4m3", 1},
-    {"f8e5m2", 1},
-    {"i8", 1},
-    {"i16", 2},
-    {"i32", 4},
-    {"i64", 8},
-    {"u8", 1},
-    {"u16", 2},
-    {"u32", 4},
-    {"u64", 8},
-    {"bool", 1},
-    {"c64", 8},
-    {"c128", 16},
-}};
+constexpr std::array<std::string_view, kDataTypes> kTypes = {
+    "f32", "f64", "f16", "bf16", "f8e4m3", "f8e5m2", "i8",  "i16", "i32",
+    "i64", "u8",  "u16", "u32",  "u64",    "bool",   "c64", "c128"};
 
 constexpr std::array<std::string_view, kReduceOps> kOps = {
     "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
-// Values may come from a peer or a cast, so they are checked.
-const TypeInfo& info(DataType type) {
-  const auto index = static_cast<std::size_t>(type);
-  if (index >= kTypes.size()) {
-    fail(ErrorKind::kInvalidArgument, "unknown data type ", index, " (known: 0 to ",
-         kTypes.size() - 1, ")");
-  }
-  return kTypes[index];
-}
-
 }  // namespace
 
-std::size_t size_of(DataType type) { return info(type).size; }
-std::string_view to_string(DataType type) { return info(type).name; }
+void refuse_type(DataType type) {
+  fail(ErrorKind::kInvalidArgument, "unknown data type ", static_cast<int>(type), " (known: 0 to ",
+       kTypes.size() - 1, ")");
+}
+
+std::string_view to_string(DataType type) {
+  const auto index = static_cast<std::size_t>(type);
+  if (index >= kTypes.size()) refuse_type(type);
+  return kTypes[index];
+}
 
 std::string_view to_string(ReduceOp op) {
   const auto index = static_cast<std::size_t>(op);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -37,13 +38,23 @@ inline constexpr int kReduceOps = 9;
 using convoy::Rounding;  // and so are these
 inline constexpr int kRoundings = 3;
 
+[[noreturn]] void refuse_type(DataType type);
+
 // Elements in memory: one of several buffers of an operation.
 struct Piece {
   void* data = nullptr;
   std::size_t count = 0;
 };
 
-std::size_t size_of(DataType type);
+// Throws kInvalidArgument for a value that is no type: it may come from a peer or a cast.
+inline std::size_t size_of(DataType type) {
+  constexpr std::array<std::uint8_t, kDataTypes> kSizes = {4, 8, 2, 2, 1, 1, 1, 2, 4,
+                                                           8, 1, 2, 4, 8, 1, 8, 16};
+  const auto index = static_cast<std::size_t>(type);
+  if (index >= kSizes.size()) [[unlikely]]
+    refuse_type(type);
+  return kSizes[index];
+}
 // "12 x f32": so many bytes as elements.
 std::string describe_elements(std::size_t bytes, DataType type);
 // "f32", "bf16", "f8e4m3", "c64", ...
