@@ -158,9 +158,11 @@ ShardedOptimizerBase::Impl::~Impl() = default;
 
 void ShardedOptimizerBase::Impl::attach(const std::shared_ptr<Reducer::Impl>& reducer) {
   reducer_ = reducer;
-  // One thread of each rank computes while another updates: all of them, or none.
-  const bool wants = options_.in_backward && shares_ && options_.max_norm == 0 &&
-                     !options_.skip_nonfinite && !reducer->is_late();
+  // One thread of each rank computes while another updates: all of them, or none. Not where the
+  // last gradient may tell that there is no step.
+  const bool looks_first = options_.max_norm != 0 || options_.skip_nonfinite ||
+                           reducer->options().nonfinite != NonFinite::kIgnore;
+  const bool wants = options_.in_backward && shares_ && !looks_first && !reducer->is_late();
   const at::Tensor all = at::full({1}, wants ? 1 : 0, at::kByte);
   group_.all_reduce(all, {.op = ReduceOp::kMin});
   overlaps_ = all.item<std::uint8_t>() != 0;

@@ -223,6 +223,36 @@ TEST(ShardedOptimizerTest, RanksThatDifferInBackward) {
   }
 }
 
+// A step that is left out for gradients that are no numbers is left out wholly: these may come
+// last, when other buckets could have been updated.
+TEST(ShardedOptimizerTest, NoNumbersInTheLastBucket) {
+  for (const How& how : hows()) {
+    if (!how.in_backward) continue;
+    SCOPED_TRACE(how.name);
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      auto net = make_net();
+      auto options = how.options;
+      options.nonfinite = NonFinite::kSkip;
+      DistributedDataParallel model(net, world, options);
+      const ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1, {.in_backward = true});
+      bool is_number = true;
+      net->parameters()[0].register_hook(
+          [&](const at::Tensor& gradient) { return is_number ? gradient : gradient / 0; });
+      for (int step = 0; step < 4; ++step) {
+        is_number = step != 2 || r.id() != 1;
+        const auto before = copies_of(*net);
+        model(input_of(r.id(), step, {4, 6})).pow(2).mean().backward();
+        const auto after = net->parameters();
+        for (std::size_t i = 0; i < after.size(); ++i) {
+          EXPECT_EQ(at::equal(after[i], before[i]), step == 2) << step << ", " << i;
+        }
+        expect_equal_on_all(world, net->parameters());
+      }
+      EXPECT_EQ(optimizer.stats().steps, 3U);
+    });
+  }
+}
+
 // A gradient that the user has replaced by one that does not fit: an error on all ranks, at once.
 TEST(ShardedOptimizerTest, GradientsThatDoNotFit) {
   for (const bool shares : {true, false}) {
