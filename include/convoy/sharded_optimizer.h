@@ -92,23 +92,23 @@ template <class Opt>
 struct OptionsOf;
 template <>
 struct OptionsOf<torch::optim::SGD> {
-  using type = torch::optim::SGDOptions;
+  using Type = torch::optim::SGDOptions;
 };
 template <>
 struct OptionsOf<torch::optim::Adam> {
-  using type = torch::optim::AdamOptions;
+  using Type = torch::optim::AdamOptions;
 };
 template <>
 struct OptionsOf<torch::optim::AdamW> {
-  using type = torch::optim::AdamWOptions;
+  using Type = torch::optim::AdamWOptions;
 };
 template <>
 struct OptionsOf<torch::optim::Adagrad> {
-  using type = torch::optim::AdagradOptions;
+  using Type = torch::optim::AdagradOptions;
 };
 template <>
 struct OptionsOf<torch::optim::RMSprop> {
-  using type = torch::optim::RMSpropOptions;
+  using Type = torch::optim::RMSpropOptions;
 };
 }  // namespace detail
 
@@ -132,7 +132,7 @@ struct OptionsOf<torch::optim::RMSprop> {
 template <class Opt>
 class ShardedOptimizer : public ShardedOptimizerBase {
  public:
-  using Options = typename detail::OptionsOf<Opt>::type;
+  using Options = typename detail::OptionsOf<Opt>::Type;
 
   // Of all parameters of the reducer. Collective. kInvalidArgument on all ranks if they differ, for
   // values without a meaning, and for parameters that are not the reducer's, are in two groups or

@@ -182,8 +182,8 @@ class Member {
   // Collective among members and newcomers.
   ProcessGroup meet(std::int64_t epoch, int size) const {
     const auto limit = std::min(kAttempt, options_.timeout);
-    const auto all = group_.merge(with_prefix(store_, concat("meeting/", epoch)), size,
-                                  {.name = concat("elastic ", epoch), .timeout = limit});
+    auto all = group_.merge(with_prefix(store_, concat("meeting/", epoch)), size,
+                            {.name = concat("elastic ", epoch), .timeout = limit});
     all.barrier();
     all.set_timeout(group_.timeout());
     return all;

@@ -188,7 +188,7 @@ void ShardedOptimizerBase::Impl::put_state(std::size_t m, std::size_t state,
 
 // Laid out as the parameter. Collective unless memory is shared.
 at::Tensor ShardedOptimizerBase::Impl::whole_state(std::size_t m, std::size_t state) const {
-  const at::Tensor whole = at::zeros_like(members_[m].home);
+  at::Tensor whole = at::zeros_like(members_[m].home);
   gather_state(layout_, state_, m, state, static_cast<std::byte*>(whole.mutable_data_ptr()));
   if (!shares_) {
     // Bits that one rank has, and the others as zeros.

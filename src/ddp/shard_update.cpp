@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -21,11 +22,15 @@ namespace {
 
 constexpr std::int64_t kChunk = ShardLayout::kChunk;
 
-// Of one thread: gradients of a chunk, added up.
+// Of one thread: gradients of a chunk, added up. On the heap: every thread of the program would
+// have to have so many bytes more.
 template <class T>
 T* scratch() {
-  alignas(64) thread_local T numbers[kChunk];
-  return numbers;
+  struct alignas(64) Chunk {
+    T numbers[kChunk];
+  };
+  thread_local const auto chunk = std::make_unique_for_overwrite<Chunk>();
+  return chunk->numbers;
 }
 
 template <class T>
