@@ -56,6 +56,9 @@ class Reducer(Joinable):
     def register_comm_hook(
         self, state: object, hook: Callable[[object, GradBucket], Future[Tensor] | Tensor]) -> None: ...
     def register_builtin_comm_hook(self, name: str) -> None: ...
+    def register_power_sgd(
+        self, *, matrix_approximation_rank: int, start_iter: int, min_compression_rate: float,
+        use_error_feedback: bool, warm_start: bool, epsilon: float, random_seed: int) -> None: ...
     def register_consumer(
         self, takes: Sequence[bool], function: Callable[[list[GradBucket], list[bool]], None]) -> None:
         """function(buckets, used) gets these parameters' reduced gradients, which do not become `.grad`."""

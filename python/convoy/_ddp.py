@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.algorithms.join import Join as TorchsJoin, Joinable, _JoinConfig
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from convoy import _C
-from convoy._error import Error
+from convoy._error import ArgumentError, Error
 from convoy._groups import _store_of
 from convoy._join import Join, ModelPart
 
@@ -65,8 +66,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         _refuse(dim != 0, f"dim is {dim}, but inputs are not scattered")
         _refuse(param_to_hook_all_reduce is not None and delay_all_reduce_named_params is None,
                 "param_to_hook_all_reduce is for delay_all_reduce_named_params, which is not given")
-        if broadcast_buffers is not None and forward_sync_buffers is not None:
-            warnings.warn("broadcast_buffers is the old name of forward_sync_buffers, which counts",
+        if broadcast_buffers is not None:
+            warnings.warn("broadcast_buffers is the old name of forward_sync_buffers, which counts if both "
+                          "are given; the old one also leaves buffers alone at the start",
                           FutureWarning, stacklevel=2)
         if check_reduction:
             warnings.warn("check_reduction has no meaning: every backward is checked", FutureWarning,
@@ -108,7 +110,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._part: ModelPart | None = None
         self._pause: Any = None  # of require_backward_grad_sync = False
         self._begun = False
-        self._error = ""
+        self._error = self._hook_name = ""
 
     # --- a step ---
 
@@ -217,12 +219,29 @@ class DistributedDataParallel(nn.Module, Joinable):
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """hook(state, bucket) gives a torch.futures.Future of the reduced buffer, or a tensor."""
         if not callable(hook):
-            raise TypeError("Communication hook must be callable.")
-        self.reducer.register_comm_hook(state, hook)
+            raise self._logged(TypeError("Communication hook must be callable."))
+        if _backend(self.process_group).name() != "convoy" or not self._register_power_sgd(state, hook):
+            self.reducer.register_comm_hook(state, hook)
+        self._hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
+
+    def _register_power_sgd(self, state: Any, hook: Callable) -> bool:
+        """torch's waits in callbacks for operations of the group, which would come after the callback."""
+        _refuse(hook is power_sgd.batched_powerSGD_hook, "batched_powerSGD_hook: take powerSGD_hook")
+        if hook is not power_sgd.powerSGD_hook:
+            return False
+        _refuse(state.process_group not in (None, self.process_group),
+                "powerSGD_hook: its process_group is not the model's")
+        self.reducer.register_power_sgd(
+            matrix_approximation_rank=state.matrix_approximation_rank,
+            start_iter=state.start_powerSGD_iter, min_compression_rate=state.min_compression_rate,
+            use_error_feedback=state.use_error_feedback, warm_start=state.warm_start,
+            epsilon=state.orthogonalization_epsilon, random_seed=0)
+        return True
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
         """dist.BuiltinCommHookType, or its name; also "BF16_COMPRESS"."""
         self.reducer.register_builtin_comm_hook(getattr(comm_hook_type, "name", comm_hook_type))
+        self._hook_name = str(comm_hook_type)
 
     def _register_fused_optim(self, optim: type, *args, optim_params=None, **kwargs) -> None:
         """As torch's: a functional optimizer of torch.distributed.optim in a comm hook. Faster, and with
@@ -264,7 +283,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _register_buffer_comm_hook(self, state, hook: Callable, comm_hook_location=None) -> None:
         if not callable(hook):
-            raise TypeError("Buffer communication hook must be callable.")
+            raise self._logged(TypeError("Buffer communication hook must be callable."))
 
         def run(buffers: dict[str, torch.Tensor]) -> None:
             futures = hook(state, buffers)
@@ -301,7 +320,16 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Buffers become rank 0's. Collective."""
         self._core.sync_buffers()
 
+    def _default_broadcast_coalesced(self, bufs=None, bucket_size=None, authoritative_rank=0) -> None:
+        """For buffer hooks: what happens without one. Collective."""
+        self.reducer.broadcast(self.modules_buffers if bufs is None else bufs, authoritative_rank)
+
     # --- what torch's class has besides ---
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """For torch.compile, which would cut graphs where torch's buckets end."""
+        return None
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -319,8 +347,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         try:
             self._core.set_static_graph()
         except Error as error:
-            self._error = f"_set_static_graph should be called before training loop starts: {error}"
-            raise Error(self._error, error.kind) from None
+            raise self._logged(Error("_set_static_graph should be called before training loop starts: "
+                                     f"{error}", error.kind)) from None
         self._arguments["static_graph"] = True
 
     def _set_sparse_metadata(self, global_unique_ids: dict[str, torch.Tensor]) -> None:
@@ -357,10 +385,15 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
         self._core.set_sample_rate(sample_rate)
 
+    def _logged(self, error: Exception) -> Exception:
+        self._error = str(error)
+        return error
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """What torch logs, by torch's names. Times are nanoseconds."""
         data: dict[str, Any] = {name: value if name in _TEXTS else int(value)
                                 for name, value in self._core.stats().items()}
+        data["comm_hook"] = self._hook_name or None
         data["dtypes"] = ", ".join(sorted(data["dtypes"].lower().split(", ")))
         # torch does not count frozen parameters.
         trained = [i for i, each in enumerate(self.reducer.parameters()) if each.requires_grad]
@@ -474,7 +507,7 @@ class _Module:
 
 def _refuse(given: object, text: str) -> None:
     if given:
-        raise ValueError(f"DistributedDataParallel: {text}")
+        raise ArgumentError(f"DistributedDataParallel: {text}")
 
 
 def _types(given) -> tuple | None:
@@ -490,8 +523,8 @@ def _types(given) -> tuple | None:
 def _group_of(module: nn.Module, process_group, device_mesh) -> dist.ProcessGroup:
     if device_mesh is None:
         return process_group if process_group is not None else _world("wrap a module in")
-    _refuse(process_group is not None, "give process_group or device_mesh, not both")
-    _refuse(device_mesh.ndim != 1, f"a device_mesh has one dimension here: got {device_mesh}")
+    _refuse(process_group is not None, "Cannot specify both process_group and device_mesh arguments.")
+    _refuse(device_mesh.ndim != 1, f"Only 1D device mesh is supported, but got {device_mesh}.")
     if device_mesh._get_root_mesh() != device_mesh:  # the other dimensions are tensor parallel
         from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 

@@ -17,3 +17,10 @@ class Error(dist.DistBackendError):
 
     def __reduce__(self):
         return type(self), (str(self), self.kind)
+
+
+class ArgumentError(Error, ValueError):
+    """An argument that cannot be. torch raises the one or the other for these."""
+
+    def __init__(self, text: str, kind: str = "invalid argument") -> None:
+        super().__init__(text, kind)

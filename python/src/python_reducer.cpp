@@ -147,6 +147,23 @@ void add_reducer(py::module_& module) {
              const py::gil_scoped_release released;
              self.register_comm_hook(std::move(made));
            })
+      .def(
+          "register_power_sgd",
+          [](Reducer& self, int matrix_approximation_rank, std::uint64_t start_iter,
+             double min_compression_rate, bool use_error_feedback, bool warm_start, double epsilon,
+             std::uint64_t random_seed) {
+            self.register_comm_hook(
+                hooks::PowerSgd({.matrix_approximation_rank = matrix_approximation_rank,
+                                 .start_power_sgd_iter = start_iter,
+                                 .min_compression_rate = min_compression_rate,
+                                 .use_error_feedback = use_error_feedback,
+                                 .warm_start = warm_start,
+                                 .orthogonalization_epsilon = epsilon,
+                                 .random_seed = random_seed}));
+          },
+          py::kw_only(), py::arg("matrix_approximation_rank"), py::arg("start_iter"),
+          py::arg("min_compression_rate"), py::arg("use_error_feedback"), py::arg("warm_start"),
+          py::arg("epsilon"), py::arg("random_seed"), no_gil)
       .def("register_consumer",
            [](Reducer& self, std::vector<bool> takes, py::object function) {
              self.register_consumer(consumer(std::move(takes), std::move(function)));

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook as power_sgd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -125,6 +125,17 @@ def accumulates():
 def hooks():
     for hook in [default_hooks.allreduce_hook, default_hooks.fp16_compress_hook]:
         steps(lambda: nn.Linear(6, 2), hook=hook)
+    # Of rank 1, so that its approximation is exact.
+    models = pair(lambda: nn.Linear(6, 40, bias=False))
+    models[0].register_comm_hook(power_sgd.PowerSGDState(None, 1, 2), power_sgd.powerSGD_hook)
+    for _ in range(4):
+        for model in models:
+            model.zero_grad()
+            (model(torch.ones(1, 6)) * (1 + dist.get_rank())).sum().backward()
+        expect_same(*models)
+    assert models[0]._get_ddp_logging_data()["comm_hook"] == "powerSGD_hook"
+    expect_error("take powerSGD_hook", lambda: convoy.DistributedDataParallel(
+        nn.Linear(6, 2)).register_comm_hook(None, power_sgd.batched_powerSGD_hook))
     seen = []
 
     def mine(state, bucket):
@@ -336,7 +347,7 @@ def names():
     assert isinstance(model, theirs) and not model.broadcast_buffers and model.static_graph
     for arguments, text in [(dict(output_device=0), "output_device"), (dict(dim=1), "dim"),
                             (dict(param_to_hook_all_reduce=nn.Parameter()), "param_to_hook"),
-                            (dict(device_mesh=init_device_mesh("cpu", (2, 1))), "dimension")]:
+                            (dict(device_mesh=init_device_mesh("cpu", (2, 1))), "1D")]:
         try:
             ours(Net(), **arguments)
         except ValueError as error:
