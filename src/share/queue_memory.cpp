@@ -311,6 +311,7 @@ std::vector<QueueMemory::Item> QueueMemory::take(std::size_t most, const Deadlin
       std::vector<Item> items;
       const auto left = [&] { return h.count.load(std::memory_order_relaxed) > 0; };
       if (!left() && memory.closed()) memory.fail_closed("get");
+      items.reserve(std::min<std::size_t>(most, h.count.load(std::memory_order_relaxed)));
       while (left() && items.size() < most) {
         const std::uint32_t at = memory.order(h.first);
         Slot& s = memory.slot(at);
@@ -342,15 +343,15 @@ std::vector<QueueMemory::Item> QueueMemory::take(std::size_t most, const Deadlin
 }
 
 void QueueMemory::finish(const Item& item) noexcept {
-  Slot& s = slot(item.slot);
-  s.word.store(slot_word(SlotState::kFree, item.number), std::memory_order_seq_cst);
-  if (head().starved.load(std::memory_order_seq_cst) == 0) return;
   try {
+    Slot& s = slot(item.slot);
+    s.word.store(slot_word(SlotState::kFree, item.number), std::memory_order_seq_cst);
+    if (head().starved.load(std::memory_order_seq_cst) == 0) return;
     Lock lock(*this);
     head().starved.store(0, std::memory_order_relaxed);
     lock.ring(kRoom);
-  } catch (const Error&) {
-    // Who waits looks again by itself.
+  } catch (...) {
+    // No lock, or no memory to repair what it guards. Who waits looks again by itself.
   }
 }
 
