@@ -86,6 +86,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         # Of torch; here a cap of -1 or None is ours: 25 MB, the first bucket 1 MB.
         caps = [float(cap) for cap in bucket_cap_mb_list or [bucket_cap_mb or 0] if cap and cap > 0]
         self.bucket_bytes_cap = int((max(caps) if caps else 25) * 2**20)
+        self.bucket_bytes_cap_list = [int(cap * 2**20) for cap in bucket_cap_mb_list or []]
         # torch takes pairs of name and parameter, or here names.
         delayed = [each if isinstance(each, str) else each[0] for each in delay_all_reduce_named_params or []]
         self._arguments: dict[str, Any] = dict(

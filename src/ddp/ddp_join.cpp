@@ -27,11 +27,12 @@ class DdpJoinHook final : public JoinBuffersHook {
       for (const auto& [name, buffer] : core_.buffers()) all.push_back(buffer);
     }
     broadcast_coalesced(core_.group_, all, {.root = end.last_joiner});
+    part_.finish();
   }
 
  private:
   DdpCore& core_;
-  const ReducerInJoin part_;
+  ReducerInJoin part_;
 };
 
 std::shared_ptr<JoinContext> DdpCore::join() const {
@@ -99,6 +100,7 @@ class JoinPart::Impl {
       for (const auto& [name, buffer] : core_.buffers()) all.push_back(buffer);
     }
     broadcast_coalesced(core_.group_, all, {.root = root});
+    part_.finish();
   }
 
  private:
@@ -150,7 +152,7 @@ class JoinPart::Impl {
 
   DdpCore& core_;
   const std::shared_ptr<JoinStep> step_ = std::make_shared<JoinStep>();
-  const ReducerInJoin part_;
+  ReducerInJoin part_;
   bool begun_ = false;
 };
 

@@ -75,7 +75,13 @@ ReducerInJoin::ReducerInJoin(std::shared_ptr<Reducer::Impl> impl,
   impl_->set_join(std::move(port));
 }
 
-void ReducerInJoin::shadow(const JoinStep& step) const {
+void ReducerInJoin::finish() const {
+  if (!shadowed_) return;
+  for (const at::Tensor& parameter : impl_->tensors()) parameter.mutable_grad().reset();
+}
+
+void ReducerInJoin::shadow(const JoinStep& step) {
+  shadowed_ = true;
   try {
     impl_->shadow_round(step);
   } catch (const Error& error) {
@@ -96,11 +102,12 @@ class ReducerJoinHook final : public JoinHook {
   void main_hook(const JoinStep& step) override { part_.shadow(step); }
   void post_hook(const JoinEnd& end) override {
     broadcast_coalesced(reducer_.group(), reducer_.parameters(), {.root = end.last_joiner});
+    part_.finish();
   }
 
  private:
   const Reducer& reducer_;
-  const ReducerInJoin part_;
+  ReducerInJoin part_;
 };
 
 }  // namespace

@@ -19,10 +19,14 @@ class ReducerInJoin {
   // A round that waits for an output is an error now.
   void leave() const { impl_->before_forward(); }
   // For a rank without inputs. JoinStepFailed if the round fails, on all ranks.
-  void shadow(const JoinStep& step) const;
+  void shadow(const JoinStep& step);
+  // In the end: gradients that only others' inputs have made are dropped. Who zeroes them after
+  // each step does so no more for a rank whose loop has ended, and would add to them later.
+  void finish() const;
 
  private:
   const std::shared_ptr<Reducer::Impl> impl_;
+  bool shadowed_ = false;
 };
 
 }  // namespace convoy

@@ -39,6 +39,24 @@ TEST(JoinTest, ModelEquivalence) {
   });
 }
 
+// A loop that zeroes gradients after each step: those of the others' last steps are not left
+// behind.
+TEST(JoinTest, GradientsAfterwards) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = weight_of_one();
+    DistributedDataParallel model(net, world);
+    join({&model}, [&] {
+      for (int i = 0; i < 1 + r.id(); ++i) {
+        model(at::ones({1, 1})).sum().backward();
+        net->zero_grad();
+      }
+    });
+    EXPECT_FALSE(net->weight.grad().defined());
+    model(at::ones({1, 1})).sum().backward();
+    EXPECT_EQ(net->weight.grad().item<double>(), 1);
+  });
+}
+
 struct Work {
   std::string name;
   DdpOptions options = {};

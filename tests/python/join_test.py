@@ -80,8 +80,12 @@ def uneven():
             model, optimizer = wrap()
             train(join_of(which, model, divide_by_initial_world_size=divide), model, optimizer)
             same(model, expected(dist.get_world_size(), divide))
-            # It is over: a step of all ranks.
+            # It is over, and nothing is left behind: a step of all ranks.
             loss_of(model, batch(0, 0)).backward()
+            plain = copy.deepcopy(model.module)
+            plain.zero_grad()
+            loss_of(plain, batch(0, 0)).backward()
+            torch.testing.assert_close(model.module[0].weight.grad, plain[0].weight.grad)
         model, optimizer = wrap(find_unused_parameters=True)
         train(join_of(which, model), model, optimizer, every=2)
         same(model, expected(dist.get_world_size(), every=2))
