@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ddp/agreement.h"
 #include "ddp/reducer_impl.h"
 
 namespace convoy {
@@ -107,6 +108,13 @@ void Reducer::Impl::leave_group() {
 }
 
 int Reducer::Impl::take_over(const Impl& old) {
+  std::vector<std::string> lines = {concat("comm hooks: ", old.hook_ ? 1 : 0),
+                                    concat("consumers: ", old.consumers_.size()),
+                                    concat("sharded optimizers: ", old.ports_.size())};
+  for (const auto& port : old.ports_) {
+    for (const std::string& line : port->description()) lines.push_back(line);
+  }
+  agree(group_, "what was registered with the reducer", lines, "", 0);
   hook_ = old.hook_;
   consumers_ = old.consumers_;
   begins_ = old.begins_;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "convoy/reducer.h"
@@ -36,6 +37,8 @@ class ShardPort {
   virtual void closed() noexcept = 0;
 
   // --- change of group: see ShardedOptimizer ---
+  // What must be the same on all ranks of the next one.
+  virtual std::vector<std::string> description() const = 0;
   // What dead ranks have left is taken over. Does not communicate; the living do nothing with their
   // shards any more.
   virtual void leave_group() = 0;

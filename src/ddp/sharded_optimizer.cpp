@@ -80,7 +80,8 @@ ShardedOptimizerBase::Impl::Impl(ShardedOptimizerBase& owner, Reducer& reducer,
   std::vector<std::string> lines;
   try {
     check(options_);
-    find_members(reducer, lines);
+    find_members(reducer);
+    lines = describe_with(rules());
   } catch (const Error& e) {
     error = e.what();
   }
@@ -91,7 +92,7 @@ ShardedOptimizerBase::Impl::Impl(ShardedOptimizerBase& owner, Reducer& reducer,
   make_state(items(rules_));
 }
 
-void ShardedOptimizerBase::Impl::find_members(Reducer& reducer, std::vector<std::string>& lines) {
+void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
   std::map<const void*, std::size_t> known;
   const auto& all = reducer.parameters();
   for (std::size_t i = 0; i < all.size(); ++i) known[all[i].unsafeGetTensorImpl()] = i;
@@ -100,7 +101,6 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer, std::vector<std:
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const OptimizerRule rule = rule_of(groups[g].options());
     check_rule(kShardedName, rule);
-    lines.push_back(concat("group ", g, ": ", describe(rule), " (", hash_of(rule, 0), ")"));
     for (const at::Tensor& parameter : groups[g].params()) {
       const auto place = known.find(parameter.unsafeGetTensorImpl());
       if (place == known.end()) refuse("a tensor of group ", g, " is no parameter of the reducer");
@@ -120,7 +120,6 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer, std::vector<std:
       if (!found.try_emplace(index, member).second) {
         refuse("parameter ", index, " is in two groups, or twice in one");
       }
-      lines.push_back(concat("parameter ", index, " is in group ", g));
     }
   }
   if (found.empty()) refuse("there is no parameter");
@@ -132,9 +131,30 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer, std::vector<std:
   done_.resize(members_.size());
   check_apart(*ReducerAccess::impl(reducer));
   ReducerAccess::impl(reducer)->check_port(takes_);
+}
+
+std::vector<std::string> ShardedOptimizerBase::Impl::describe_with(
+    const std::vector<OptimizerRule>& rules) const {
+  std::vector<std::string> lines;
+  for (std::size_t g = 0; g < rules.size(); ++g) {
+    lines.push_back(concat("group ", g, ": ", describe(rules[g]), " (", hash_of(rules[g], 0), ")"));
+  }
+  for (const Member& member : members_) {
+    lines.push_back(concat("parameter ", member.index, " is in group ", member.group));
+  }
   lines.push_back(concat("norm ", options_.max_norm, " of type ", options_.norm_type,
                          ", skip_nonfinite ", options_.skip_nonfinite, ", in_backward ",
                          options_.in_backward));
+  return lines;
+}
+
+// Learning rates come with the state.
+std::vector<std::string> ShardedOptimizerBase::Impl::description() const {
+  auto now = rules();
+  for (OptimizerRule& rule : now) {
+    std::visit([](auto& one) { one.lr = 0; }, rule);
+  }
+  return describe_with(now);
 }
 
 // Each gets memory of its own: those that share some would part.

@@ -54,6 +54,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   void drain() override;
   void finish(const std::vector<bool>& used) override;
   void closed() noexcept override;
+  std::vector<std::string> description() const override;
   void leave_group() override;
   void enter_group(const std::shared_ptr<Reducer::Impl>& reducer, int root) override;
 
@@ -85,7 +86,8 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   static constexpr std::size_t kMostRanks = 64;  // that share memory
 
   // --- sharded_optimizer.cpp ---
-  void find_members(Reducer& reducer, std::vector<std::string>& lines);
+  void find_members(Reducer& reducer);
+  std::vector<std::string> describe_with(const std::vector<OptimizerRule>& rules) const;
   void check_apart(const Reducer::Impl& reducer) const;
   std::vector<OptimizerRule> rules() const;
   std::uint64_t options_hash() const;

@@ -156,6 +156,29 @@ TEST(GroupChangeTest, MixedPrecisionAndReplicas) {
   });
 }
 
+// Who joins must have the same optimizers: otherwise all hear of it, and stay as they were.
+TEST(GroupChangeTest, OptimizersThatDiffer) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = make_net();
+    DistributedDataParallel model(net, make_group(r, 0, 1, concat("own ", r.id())));
+    const auto text = [&] { return text_of([&] { model.update_process_group(world); }); };
+    {
+      const ShardedOptimizer<optim::AdamW> optimizer(model.reducer(), 0.01,
+                                                     {.max_norm = r.id() == 0 ? 0.0 : 1.0});
+      EXPECT_THAT(text(), HasSubstr("norm 1 of type 2"));
+    }
+    {
+      std::unique_ptr<OptimizerInBackward> optimizer;
+      if (r.id() == 0) {
+        optimizer = std::make_unique<OptimizerInBackward>(model.reducer(), AdamW{.lr = 0.01});
+      }
+      EXPECT_THAT(text(), HasSubstr("consumers: 1"));
+    }
+    EXPECT_EQ(model.group().size(), 1);
+    model(input_of(r.id(), 0, {4, 6})).sum().backward();
+  });
+}
+
 TEST(GroupChangeTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = make_net();
