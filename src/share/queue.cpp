@@ -250,9 +250,9 @@ std::shared_ptr<Shared::Impl> adopt_queue(std::vector<UniqueFd> descriptors) {
     });
     std::shared_ptr<QueueCore> core;
     if (found != left->end()) {
+      (*found)->come_back(std::move(descriptors[1]));  // or it stays an orphan
       core = std::move(*found);
       left->erase(found);
-      core->come_back(std::move(descriptors[1]));
     } else {
       core = std::make_shared<QueueCore>(adopt_segment(std::move(descriptors[0])),
                                          std::move(descriptors[1]), std::move(descriptors[2]));

@@ -26,29 +26,29 @@ Deadline brief() { return Deadline::after(std::chrono::milliseconds(20)); }
 
 // The sender has let go of it before it arrives.
 TEST_F(QueueLifeTest, UnderWayOverAChannel) {
-  run_pair(
-      [](const Channel& peer) {
-        {
-          const Queue queue(QueueOptions{});
-          queue.put({at::full({1000}, 3), "first"});
-          queue.put({"second"});
-          peer.send(Message{queue});
-        }
-        peer.send(Message{"let go"});
-        peer.receive_message();
-      },
-      [](const Channel& peer) {
-        {
-          const Message message = peer.receive_message();
-          EXPECT_EQ(peer.receive_message().text(0), "let go");
-          const Queue queue(message.shared(0));
-          EXPECT_EQ(queue.size(), 2u);
-          EXPECT_EQ(queue.get(soon()).tensor(0).sum().item<float>(), 3000);
-          EXPECT_EQ(queue.get(soon()).text(0), "second");
-          EXPECT_EQ(queue.lost().items, 0u);
-        }
-        peer.send(Message{});
-      });
+  RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
+    {
+      const Channel peer = meet(r);
+      if (r.id() == 0) {
+        Queue queue(QueueOptions{});
+        queue.put({at::full({1000}, 3), "first"});
+        queue.put({"second"});
+        peer.send(Message{queue});
+        queue = {};
+        r.barrier();
+      } else {
+        r.barrier();
+        const Queue queue(peer.receive_message().shared(0));
+        EXPECT_EQ(queue.size(), 2u);
+        EXPECT_EQ(queue.get(soon()).tensor(0).sum().item<float>(), 3000);
+        EXPECT_EQ(queue.get(soon()).text(0), "second");
+        EXPECT_EQ(queue.lost().items, 0u);
+      }
+      r.barrier();
+    }
+    r.barrier();
+    expect_nothing_held();
+  });
 }
 
 std::vector<int> copies(const Queue& queue) {
@@ -85,20 +85,24 @@ TEST_F(QueueLifeTest, ManyRoundsWithFewDescriptors) {
         const rlimit few{.rlim_cur = 100, .rlim_max = before.rlim_max};
         ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
         for (int round = 0; round < 100; ++round) {
-          const Queue queue(QueueOptions{.capacity = 2});
-          queue.put({at::full({10}, round)});
-          peer.send(Message{queue});
+          {
+            const Queue queue(QueueOptions{.capacity = 2});
+            queue.put({at::full({10}, round)});
+            peer.send(Message{queue});
+          }
+          peer.receive_message();
         }
-        peer.receive_message();
         ::setrlimit(RLIMIT_NOFILE, &before);
       },
       [](const Channel& peer) {
         peer.receive();
         for (int round = 0; round < 100; ++round) {
-          const Queue queue(peer.receive_message().shared(0));
-          EXPECT_EQ(queue.get_tensor(soon()).sum().item<int>(), 10 * round);
+          {
+            const Queue queue(peer.receive_message().shared(0));
+            EXPECT_EQ(queue.get_tensor(soon()).sum().item<int>(), 10 * round);
+          }
+          peer.send(Message{});
         }
-        peer.send(Message{});
       });
 }
 
