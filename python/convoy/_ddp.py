@@ -230,6 +230,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         _refuse(hook is power_sgd.batched_powerSGD_hook, "batched_powerSGD_hook: take powerSGD_hook")
         if hook is not power_sgd.powerSGD_hook:
             return False
+        if not isinstance(state, power_sgd.PowerSGDState):
+            raise ArgumentError("DistributedDataParallel: powerSGD_hook needs a PowerSGDState")
         _refuse(state.process_group not in (None, self.process_group),
                 "powerSGD_hook: its process_group is not the model's")
         self.reducer.register_power_sgd(
