@@ -109,7 +109,7 @@ bench-python: build ## torch.distributed on our backend beside Gloo, into build/
 	@$(CONVOY_VENV)/bin/python bench/python.py
 
 bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/bench/ddp.json
-	@bench/ddp.py
+	@failed=0; for bench in ddp exposed; do bench/$$bench.py || failed=1; done; exit $$failed
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed

@@ -103,12 +103,7 @@ def main():
         bench.observe(*OBSERVED)
     if "rounded" in options.parts:
         bench.rounded()
-    sides.write_records(bench.records, options.json)
-    print("\nBars:")
-    for met, text in bench.bars:
-        print(f"  {'met   ' if met else 'MISSED'} {text}")
-    print(f"\n{len(bench.records)} records in {options.json}, {time.monotonic() - start:.0f} s")
-    return 0 if all(met for met, _ in bench.bars) else 1
+    return bench.finish(options.json, start)
 
 
 class Bench:
@@ -206,16 +201,20 @@ class Bench:
         """{way: MB a rank}. Each side alone, so that it shares nothing with another."""
         memory = {}
         for way in self.ways():
-            side = self.starter(way[0])(way[1], self.options.ranks)
-            try:
-                peak = Peak(side.run(("pids",)).values())
-                with peak:
-                    side.run(("step", model, way[2], 3))
-            finally:
-                side.close()
-            memory[way] = peak.bytes / side.ranks / 1e6
-            show(model, way, f"{memory[way]:8.1f} MB a rank")
+            memory[way] = self.peak(model, way)
         return memory
+
+    def peak(self, model, way):
+        side = self.starter(way[0])(way[1], self.options.ranks)
+        try:
+            peak = Peak(side.run(("pids",)).values())
+            with peak:
+                side.run(("step", model, way[2], 3))
+        finally:
+            side.close()
+        megabytes = peak.bytes / side.ranks / 1e6
+        show(model, way, f"{megabytes:8.1f} MB a rank")
+        return megabytes
 
     def cost(self, model, ranks, mode, beside, most):
         launch = (self.options.launch or ["default"])[0]
@@ -285,6 +284,15 @@ class Bench:
 
     def bar(self, value, most, text):
         self.bars.append((value <= most, f"{text}: {value:.3f} x (bar {most})"))
+
+    def finish(self, file, start):
+        """Writes and tells; 1 if a bar was missed."""
+        sides.write_records(self.records, file)
+        print("\nBars:")
+        for met, text in self.bars:
+            sides.bar(met, text)
+        print(f"\n{len(self.records)} records in {file}, {time.monotonic() - start:.0f} s")
+        return 0 if all(met for met, _ in self.bars) else 1
 
 
 def show(model, way, text):
