@@ -6,14 +6,8 @@ cases are those of bench_share.cpp. Records go into build/bench/share.json, one 
 peer. Run it through `make bench-share`, on a machine that does nothing else.
 """
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
-from statistics import median
 
 import sides
 
@@ -25,49 +19,25 @@ TIME_BARS = {"shared_1k": 10, "shared_100m": 10}
 
 
 def commands():
-    python = sides.ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
-    peer = sides.ROOT / "bench" / "peer_share.py"
+    peer = [sides.venv_python(), sides.ROOT / "bench" / "peer_share.py"]
     return {("convoy", ""): [sides.BIN / "bench_share", "convoy"],
-            ("torch.multiprocessing", "file_descriptor"): [python, peer, "file_descriptor"],
-            ("torch.multiprocessing", "file_system"): [python, peer, "file_system"],
+            ("torch.multiprocessing", "file_descriptor"): [*peer, "file_descriptor"],
+            ("torch.multiprocessing", "file_system"): [*peer, "file_system"],
             ("limit", ""): [sides.BIN / "bench_share", "limit"]}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=sides.ROOT / "build" / "bench" / "share.json")
-    options = parser.parse_args()
+    options = sides.options(__doc__, "share")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ratios are peer's time / ours")
     start = time.monotonic()
-    times = {}
-    for _ in range(options.rounds):
-        for side, command in commands().items():
-            done = subprocess.run(command, env=sides.common_environment(), timeout=300, text=True,
-                                  stdout=subprocess.PIPE)
-            if done.returncode:
-                raise sides.SideFailed(f"{side} ended with {done.returncode}")
-            for case, us in json.loads(done.stdout).items():
-                times.setdefault((case, side), []).append(us)
-    records = make_records(times)
+    times = sides.take_turns(commands(), options.rounds)
+    records = [sides.record("share", "echo", times[case, ("convoy", "")], peer, theirs, path=case, ranks=2,
+                            size=BYTES[case], setting=setting)
+               for (case, (peer, setting)), theirs in times.items() if peer != "convoy"]
     sides.write_records(records, options.json)
     missed = show(records)
     print(f"\n{len(records)} records in {options.json}, {time.monotonic() - start:.0f} s")
     return 1 if missed else 0
-
-
-def make_records(times):
-    records = []
-    for (case, (peer, setting)), found in times.items():
-        if peer == "convoy":
-            continue
-        ours, theirs = median(times[case, ("convoy", "")]), median(found)
-        records.append({"bench": "share", "op": "echo", "dtype": "f32", "path": case, "ranks": 2,
-                        "bytes": BYTES[case], "ours_us": round(ours, 3), "peer": peer,
-                        "peer_us": round(theirs, 3), "ratio": round(theirs / ours, 3),
-                        "setting": setting})
-    return records
 
 
 def show(records):
@@ -84,18 +54,13 @@ def show(records):
     for case, least in RATIO_BARS.items():
         ratio = min(r["ratio"] for r in records
                     if r["path"] == case and r["peer"] == "torch.multiprocessing")
-        missed += ratio < least
-        print(f"  {'met   ' if ratio >= least else 'MISSED'} {case}: torch.multiprocessing takes "
-              f"{ratio:.1f} x our time (bar {least})")
+        missed += sides.bar(ratio >= least,
+                            f"{case}: torch.multiprocessing takes {ratio:.1f} x our time (bar {least})")
     for case, most in TIME_BARS.items():
         ours = next(r["ours_us"] for r in records if r["path"] == case)
-        missed += ours > most
-        print(f"  {'met   ' if ours <= most else 'MISSED'} {case}, both busy: {ours:.1f} us (bar {most})")
+        missed += sides.bar(ours <= most, f"{case}, both busy: {ours:.1f} us (bar {most})")
     return missed
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (sides.SideFailed, subprocess.SubprocessError) as error:
-        sys.exit(f"bench: {error}")
+    sides.exit_with(main)

@@ -4,11 +4,13 @@ A side's ranks sleep in a read until a case comes, so they do not disturb each o
 own folder of pipes: <rank> for cases to that rank, `answers` for rank 0's results.
 """
 
+import argparse
 import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -128,10 +130,60 @@ def gloo(ranks):
 
 def torch_distributed(backend, ranks):
     """A backend of torch.distributed; convoy's is that of the build tree."""
-    python = ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
-    return Side(backend, "", ranks, [[python, ROOT / "bench" / "peer_gloo.py"]] * ranks,
+    return Side(backend, "", ranks, [[venv_python(), ROOT / "bench" / "peer_gloo.py"]] * ranks,
                 {"GLOO_SOCKET_IFNAME": "lo", "BENCH_BACKEND": backend,
                  "PYTHONPATH": str(BIN.parent / "python")})
+
+
+def venv_python():
+    return ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
+
+
+# For programs that measure all their cases at one go and print {case: microseconds}.
+
+def options(text, name):
+    """--rounds and --json of such a benchmark."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench" / f"{name}.json")
+    return parser.parse_args()
+
+
+def run_once(command, environment=None):
+    done = subprocess.run(command, env=common_environment() | (environment or {}), timeout=300, text=True,
+                          stdout=subprocess.PIPE)
+    if done.returncode:
+        raise SideFailed(f"{' '.join(str(word) for word in command)} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def take_turns(commands, rounds, environment=None):
+    """`commands`: side -> command. Median microseconds by (case, side)."""
+    times = {}
+    for _ in range(rounds):
+        for side, command in commands.items():
+            for case, us in run_once(command, environment).items():
+                times.setdefault((case, side), []).append(us)
+    return {key: median(found) for key, found in times.items()}
+
+
+def record(bench, op, ours, peer, theirs, *, path="", ranks, size, setting=""):
+    return {"bench": bench, "op": op, "dtype": "f32", "path": path, "ranks": ranks, "bytes": size,
+            "ours_us": round(ours, 3), "peer": peer, "peer_us": round(theirs, 3),
+            "ratio": round(theirs / ours, 3), "setting": setting}
+
+
+def bar(met, text):
+    """Prints it; 1 if it was missed."""
+    print(f"  {'met   ' if met else 'MISSED'} {text}")
+    return 0 if met else 1
+
+
+def exit_with(main):
+    try:
+        sys.exit(main())
+    except (SideFailed, subprocess.SubprocessError) as error:
+        sys.exit(f"bench: {error}")
 
 
 class Results:
