@@ -15,7 +15,7 @@ namespace convoy::test {
 using namespace std::chrono_literals;
 
 // CONVOY_ALLOCATOR=1: all of it with the step allocator.
-inline const bool allocator_as_asked = (install_allocator_if_asked(), is_allocator_installed());
+inline const bool kAllocatorAsAsked = (install_allocator_if_asked(), is_allocator_installed());
 
 inline ProcessGroup make_world(const Rank& r, const std::string& name = "world") {
   return new_group(
@@ -83,7 +83,9 @@ inline std::vector<Mode> modes() {
 }
 
 inline at::Tensor input_of(int rank, int step, at::IntArrayRef sizes = {2, 2}) {
-  return random(static_cast<std::uint64_t>(100 * step + rank + 1), sizes);
+  return random(
+      std::uint64_t{100} * static_cast<std::uint64_t>(step) + static_cast<std::uint64_t>(rank) + 1,
+      sizes);
 }
 
 inline std::vector<at::Tensor> gradients_of(const torch::nn::Module& module) {
