@@ -106,28 +106,32 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-// The turn passes on after the callback, so that callbacks come in order too.
+// The turn passes on after the callback, so that callbacks come in order too; and where this runs
+// inside another callback, it stays with that one.
 void Group::Impl::finish(Work::Collective& operation, const std::exception_ptr& error) {
   Callback callback;
+  std::thread::id outer;
   {
     const std::lock_guard lock(mutex_);
     operation.done = true;
     operation.error = error;
     callback = std::exchange(operation.callback, nullptr);
+    outer = calling_back_;
     if (callback) calling_back_ = std::this_thread::get_id();
   }
   changed_.notify_all();
   // Also if the callback throws, which it must not: others wait for their turn.
   struct Turn {
     Impl& impl;
+    std::thread::id outer;
     ~Turn() {
       {
         const std::lock_guard lock(impl.mutex_);
-        impl.calling_back_ = {};
+        impl.calling_back_ = outer;
       }
-      impl.release_turn();
+      if (outer == std::thread::id()) impl.release_turn();
     }
-  } const turn{*this};
+  } const turn{*this, outer};
   if (callback) callback(error);
 }
 
@@ -141,7 +145,13 @@ bool Group::Impl::wait(Work::Collective& operation, const Deadline& deadline) {
   const auto my_turn = [&] {
     return !busy_ && !queue_.empty() && queue_.front().get() == &operation;
   };
+  // A callback has the turn: nobody else can run what it waits for, nor what was issued before.
+  const bool in_callback = calling_back_ == std::this_thread::get_id();
   while (!operation.done) {
+    if (in_callback && !queue_.empty()) {
+      run_next(lock);
+      continue;
+    }
     // With a deadline of the caller's own it must not be caught inside the operation.
     if (deadline.is_never() && my_turn()) {
       run_next(lock);

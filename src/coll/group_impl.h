@@ -112,7 +112,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   bool busy_ = false;  // some thread runs an operation
   bool closed_ = false;
   int waiting_ = 0;               // threads in changed_.wait
-  std::thread::id calling_back_;  // who runs a callback
+  std::thread::id calling_back_;  // who runs a callback, and has the turn as long as it does
   std::thread progress_;
 };
 

@@ -215,6 +215,28 @@ TEST_P(GroupTest, AsynchronousOperationsKeepTheirOrder) {
   });
 }
 
+// As PowerSGD does: what a callback asks for runs inside it, after what was issued before.
+TEST_P(GroupTest, ACallbackMayWaitForLaterOperations) {
+  RankGroup(3, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r);
+    std::vector<float> sums(4, 1.0F);
+    const auto sum = [&](std::size_t at) {
+      group->all_reduce(&sums[at], &sums[at], 1, DataType::kF32);
+    };
+    auto first = group->all_reduce_async(
+        sums.data(), sums.data(), 1, DataType::kF32, {}, [&](const std::exception_ptr&) {
+          auto inner = group->all_reduce_async(&sums[2], &sums[2], 1, DataType::kF32, {},
+                                               [&](const std::exception_ptr&) { sum(3); });
+          EXPECT_TRUE(inner.wait(std::chrono::minutes(1)));
+        });
+    auto second = group->all_reduce_async(&sums[1], &sums[1], 1, DataType::kF32);
+    first.wait();
+    second.wait();
+    group->barrier();  // after the callback: it has the turn until it returns
+    EXPECT_EQ(sums, std::vector<float>(4, 3.0F));
+  });
+}
+
 TEST_P(GroupTest, WaitingWithALimitDoesNotEndTheOperation) {
   RankGroup(2, GetParam()).run([](Rank& r) {
     const auto group = make_group(r);
