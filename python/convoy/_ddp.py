@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.algorithms.join import Join as TorchsJoin, Joinable, _JoinConfig
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
@@ -221,25 +220,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         """hook(state, bucket) gives a torch.futures.Future of the reduced buffer, or a tensor."""
         if not callable(hook):
             raise self._logged(TypeError("Communication hook must be callable."))
-        if _backend(self.process_group).name() != "convoy" or not self._register_power_sgd(state, hook):
-            self.reducer.register_comm_hook(state, hook)
+        self.reducer.register_comm_hook(state, hook)
         self._hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
-
-    def _register_power_sgd(self, state: Any, hook: Callable) -> bool:
-        """torch's waits in callbacks for operations of the group, which would come after the callback."""
-        _refuse(hook is power_sgd.batched_powerSGD_hook, "batched_powerSGD_hook: take powerSGD_hook")
-        if hook is not power_sgd.powerSGD_hook:
-            return False
-        if not isinstance(state, power_sgd.PowerSGDState):
-            raise ArgumentError("DistributedDataParallel: powerSGD_hook needs a PowerSGDState")
-        _refuse(state.process_group not in (None, self.process_group),
-                "powerSGD_hook: its process_group is not the model's")
-        self.reducer.register_power_sgd(
-            matrix_approximation_rank=state.matrix_approximation_rank,
-            start_iter=state.start_powerSGD_iter, min_compression_rate=state.min_compression_rate,
-            use_error_feedback=state.use_error_feedback, warm_start=state.warm_start,
-            epsilon=state.orthogonalization_epsilon, random_seed=0)
-        return True
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
         """dist.BuiltinCommHookType, or its name; also "BF16_COMPRESS"."""

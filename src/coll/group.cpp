@@ -74,12 +74,18 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
   operation->call = std::move(call);
   operation->callback = std::move(done);
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     check_open();
     operation->number = ++last_number_;
     operation->seen =
         observer_.begin(operation->call, operation->number, now, Observer::Turn::kLater);
     queue_.push_back(operation);
+    // A callback has the turn until it returns. It may be about to wait for this operation, by ways
+    // that are not ours (a future of torch's): it runs at once, after what was issued before.
+    if (calling_back_ == std::this_thread::get_id()) {
+      while (!operation->done) run_next(lock);
+      return operation;
+    }
     if (!progress_.joinable()) {
       progress_ = std::thread([self = shared_from_this()] { self->progress(); });
     }
@@ -145,7 +151,7 @@ bool Group::Impl::wait(Work::Collective& operation, const Deadline& deadline) {
   const auto my_turn = [&] {
     return !busy_ && !queue_.empty() && queue_.front().get() == &operation;
   };
-  // A callback has the turn: nobody else can run what it waits for, nor what was issued before.
+  // In a callback nobody else can run what it waits for.
   const bool in_callback = calling_back_ == std::this_thread::get_id();
   while (!operation.done) {
     if (in_callback && !queue_.empty()) {

@@ -126,7 +126,8 @@ void Reducer::Impl::take_results() {
       continue;
     }
     if (result.layout() != c10::kStrided || result.numel() != bucket.buffer.numel() ||
-        result.scalar_type() != bucket.buffer.scalar_type()) {
+        (result.scalar_type() != bucket.buffer.scalar_type() &&
+         !(result.is_floating_point() && bucket.buffer.is_floating_point()))) {
       trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned ", result.numel(),
                                        " elements of ", result.scalar_type(), ", not ",
                                        bucket.buffer.numel(), " of ", bucket.buffer.scalar_type()));

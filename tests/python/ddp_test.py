@@ -125,17 +125,25 @@ def accumulates():
 def hooks():
     for hook in [default_hooks.allreduce_hook, default_hooks.fp16_compress_hook]:
         steps(lambda: nn.Linear(6, 2), hook=hook)
-    # Of rank 1, so that its approximation is exact.
+    # They wait in their callbacks for more operations of the group.
+    for hook in [power_sgd.powerSGD_hook, default_hooks.fp16_compress_wrapper(power_sgd.powerSGD_hook)]:
+        models = pair(lambda: nn.Linear(6, 40))
+        for model in models:
+            model.register_comm_hook(power_sgd.PowerSGDState(None, 1, 2), hook)
+        for _ in range(4):
+            for model in models:
+                model.zero_grad()
+                model(batch()).square().mean().backward()
+            expect_same(*models)
+    # Ours, of rank 1, so that its approximation is exact.
     models = pair(lambda: nn.Linear(6, 40, bias=False))
-    models[0].register_comm_hook(power_sgd.PowerSGDState(None, 1, 2), power_sgd.powerSGD_hook)
+    models[0].reducer.register_power_sgd(matrix_approximation_rank=1, start_iter=2, min_compression_rate=2,
+                                         use_error_feedback=True, warm_start=True, epsilon=0, random_seed=0)
     for _ in range(4):
         for model in models:
             model.zero_grad()
             (model(torch.ones(1, 6)) * (1 + dist.get_rank())).sum().backward()
         expect_same(*models)
-    assert models[0]._get_ddp_logging_data()["comm_hook"] == "powerSGD_hook"
-    expect_error("take powerSGD_hook", lambda: convoy.DistributedDataParallel(
-        nn.Linear(6, 2)).register_comm_hook(None, power_sgd.batched_powerSGD_hook))
     seen = []
 
     def mine(state, bucket):
