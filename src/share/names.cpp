@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "convoy/queue.h"
 #include "os/fork_guard.h"
+#include "os/process.h"
 #include "share/shared.h"
 
 namespace convoy::share {
@@ -279,13 +280,15 @@ Shared open(const std::string& name, const Deadline& deadline) {
   const std::string path = concat(folder_of_names(), "/n-", name);
   for (;;) {
     std::string silent;  // who has the name and says nothing
+    pid_t owner = 0;
     OfferFrame frame;
     std::vector<UniqueFd> received;
     bool got = false;
     try {
       const auto patience = at_most(deadline, kOfferPatience);
       auto socket = try_connect(path, patience);
-      silent = socket ? concat("pid ", socket->peer().pid) : "";
+      if (socket) owner = socket->peer().pid;
+      silent = socket ? concat("pid ", owner) : "";
       got = socket && receive_offer(*socket, patience, frame, received);
       if (!got) silent.clear();
     } catch (const Error& error) {
@@ -302,7 +305,12 @@ Shared open(const std::string& name, const Deadline& deadline) {
       for (UniqueFd& descriptor : received) descriptors.push_back(descriptor.release());
       return Shared::adopt(descriptors);
     }
-    if (deadline.expired()) fail_open(name, silent);
+    if (deadline.expired()) {
+      // A process that was killed may accept connections for a moment more.
+      const auto state = owner != 0 ? process_state(owner) : 'R';
+      if (!state || *state == 'Z' || *state == 'X') silent.clear();
+      fail_open(name, silent);
+    }
     ::poll(nullptr, 0, std::min(deadline.poll_timeout_ms() & 0x7fffffff, 5));
   }
 }

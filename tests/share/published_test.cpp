@@ -247,8 +247,10 @@ TEST_F(SlotsTest, HalfFilledSlotsComeBack) {
   for (int i = 0; i < 2; ++i) actors.channel(i).receive_message(soon());
   EXPECT_EQ(slots.counts().filling, 2U);
   for (const int pid : actors.pids()) ::kill(pid, SIGKILL);
-  EXPECT_TRUE(slots.fill(soon()));
-  EXPECT_TRUE(slots.fill(soon()));
+  const auto first = slots.fill(soon());
+  const auto second = slots.fill(soon());
+  EXPECT_TRUE(first);
+  EXPECT_TRUE(second);
   EXPECT_FALSE(slots.try_next());
   EXPECT_EQ(slots.counts().abandoned, 2U);
 }
