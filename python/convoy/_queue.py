@@ -129,7 +129,7 @@ class Queue(_SharedObject):
         return objects
 
     def _take(self, most: int, timeout: float | None) -> list:
-        taken = []
+        taken: list = []
         while len(taken) < most and self._kept():
             try:
                 taken.append(self._taken.popleft())
