@@ -3,7 +3,7 @@
 //
 //   pids                    of the ranks
 //   step MODEL MODE COUNT   times of COUNT steps; MODE: ddp, no_sync, bare, adamw_sharded
-//   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns; A and B: ddp,
+//   pairs MODEL A B COUNT   of COUNT steps of each of two models, in turns; A and B: ddp, no_sync,
 //                           find_unused_parameters, bare (not wrapped), fp16, bf16 (these comm
 //                           hooks), all with SGD; sgd_in_backward, adamw,
 //                           adamw_in_backward, adamw_sharded; adamw_alone (the bare model with
@@ -212,15 +212,18 @@ class Ranks {
     int count = 0;
     words >> model >> modes[0] >> modes[1] >> count;
     std::array<std::unique_ptr<Trainer>, 2> trainers;
+    std::array<bool, 2> syncs{};
     for (std::size_t i = 0; i < 2; ++i) {
-      trainers[i] = std::make_unique<Trainer>(model, modes[i], world_);
+      syncs[i] = modes[i] != "no_sync";
+      trainers[i] = std::make_unique<Trainer>(model, syncs[i] ? modes[i] : "ddp", world_);
     }
-    for (const int i : {0, 1, 1, 0, 0, 1}) trainers[static_cast<std::size_t>(i)]->step();
+    const auto step = [&](std::size_t i) { return trainers[i]->step(syncs[i]); };
+    for (const std::size_t i : {0, 1, 1, 0, 0, 1}) step(i);
     std::array<std::vector<double>, 2> times;
     for (int i = 0; i < count; ++i) {
       const auto first = static_cast<std::size_t>(i % 2);  // each inherits the other's caches
-      times[first].push_back(trainers[first]->step());
-      times[1 - first].push_back(trainers[1 - first]->step());
+      times[first].push_back(step(first));
+      times[1 - first].push_back(step(1 - first));
     }
     return "\"" + modes[0] + "\": " + list_of(times[0]) + ", \"" + modes[1] +
            "\": " + list_of(times[1]);

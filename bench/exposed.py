@@ -5,8 +5,9 @@
   more is exposed communication. Sides: our C++ with libtorch's allocator and with ours, our class in
   Python with our allocator, Python's class on Gloo (two modes of which the better counts), and
   Python's class on our backend.
+- near: our C++ steps beside no_sync in the same process, in pairs.
 - memory: the peak of the summed PSS over ranks, divided by ranks, of steps with AdamW: our sharded
-  one in C++ and in Python, beside Python's gradient_as_bucket_view with torch's AdamW on Gloo.
+  one in C++ and in Python, with libtorch's allocator and (which takes more) ours, beside Python's gradient_as_bucket_view with torch's AdamW on Gloo.
 
 Part of `make bench-ddp`; on a machine that does nothing else, with 16 GB of memory.
 """
@@ -16,6 +17,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import ddp
 import sides
@@ -26,7 +28,7 @@ NEAR = ["gpt-52m", "gpt-10m", "resnet-50"]
 EXPOSED_BARS = {"gloo": 1 / 4, "stock": 1 / 2}
 NEAR_BAR = 1.03
 MEMORY_MODEL = "mlp-100m"
-MEMORY_BARS = {"ours": 0.75, "python": 0.85}
+MEMORY_BARS = {"plain": 0.75, "python-plain": 0.85, "ours": None, "python": None}  # None: only told
 GLOO_MODES = ["view", "view+static"]
 
 
@@ -43,6 +45,7 @@ class Exposed(ddp.Bench):
             "plain": lambda mode, ranks: self.ours("default", ranks),
             "ours": lambda mode, ranks: self.start("ours", mode, ranks, [sides.BIN / "bench_ddp"], ours),
             "python": lambda mode, ranks: self.peer("python", mode, ranks, "convoy", ours),
+            "python-plain": lambda mode, ranks: self.peer("python", mode, ranks, "convoy"),
             "stock": lambda mode, ranks: self.peer("stock", mode, ranks, "convoy"),
             "gloo": lambda mode, ranks: self.peer("gloo", mode, ranks, "gloo"),
         }[library]
@@ -63,21 +66,36 @@ class Exposed(ddp.Bench):
                             setting=peer[1], exposed_us=round(more, 1), peer_exposed_us=round(theirs, 1))
                 print(f"{model:9} {' '.join(kind)}: exposed {more / 1e3:.1f} ms; {' '.join(peer)} "
                       f"{theirs / 1e3:.1f} ms", flush=True)
-                if model in EXPOSED and kind[0] != "plain":
+                if kind[0] != "plain":
                     self.bar(more / theirs, EXPOSED_BARS[peer[0]],
                              f"{model} {kind[0]}: exposed, of {' '.join(peer)}")
-            if model in NEAR:
-                self.record(model, " ".join(kind), "no_sync", self.options.ranks, step[kind], alone[kind])
-                self.bar(step[kind] / alone[kind], NEAR_BAR, f"{model} {kind[0]}: step, of no_sync")
+
+    def near(self, model):
+        """A few hundredths: two models in one process, whose steps take turns."""
+        for library in ["plain", "ours"]:
+            side = self.starter(library)("default", self.options.ranks)
+            try:
+                times = side.run(("pairs", model, "no_sync", "ddp", self.options.pairs), limit=1200)
+            finally:
+                side.close()
+            ratio = median(b / a for a, b in zip(times["no_sync"], times["ddp"]))
+            us, alone = median(times["ddp"]), median(times["no_sync"])
+            print(f"{model:9} {library} {us / 1e3:.1f} ms, no_sync {alone / 1e3:.1f} ms, {ratio - 1:+.2%}",
+                  flush=True)
+            self.record(model, library, "no_sync", side.ranks, us, alone, cost=round(ratio - 1, 4))
+            self.bar(ratio, NEAR_BAR, f"{model} {library}: step, of no_sync")
 
     def adamw_memory(self, model):
-        ways = {"ours": ("ours", "allocator", "adamw_sharded"), "python": ("python", "convoy-sharded", "ddp"),
-                "gloo": ("gloo", "adamw", "ddp")}
+        ways = {"plain": ("plain", "default", "adamw_sharded"), "ours": ("ours", "allocator", "adamw_sharded"),
+                "python-plain": ("python-plain", "convoy-sharded", "ddp"),
+                "python": ("python", "convoy-sharded", "ddp"), "gloo": ("gloo", "adamw", "ddp")}
         memory = {name: self.peak(model, way) for name, way in ways.items()}
         for name, most in MEMORY_BARS.items():
             self.record(model, f"adamw {name}", "gloo", self.options.ranks, mb=memory[name],
                         their_mb=memory["gloo"], setting="view")
-            self.bar(memory[name] / memory["gloo"], most, f"{model} {name}: memory with AdamW, of gloo view")
+            if most is not None:
+                self.bar(memory[name] / memory["gloo"], most,
+                         f"{model} {name}: memory with AdamW, of gloo view")
 
 
 def main():
@@ -86,7 +104,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=8, help="turns of every side; %(default)s")
     parser.add_argument("--steps", type=int, default=5, help="of one turn; %(default)s")
     parser.add_argument("--models", default=",".join(dict.fromkeys(EXPOSED + NEAR)), help="%(default)s")
-    parser.add_argument("--parts", default="exposed,memory", help="%(default)s")
+    parser.add_argument("--pairs", type=int, default=20, help="of steps; %(default)s")
+    parser.add_argument("--parts", default="exposed,near,memory", help="%(default)s")
     parser.add_argument("--json", type=Path, default=sides.ROOT / "build" / "bench" / "exposed.json")
     options = parser.parse_args()
     options.ranks, options.launch, options.pin = 2, [], False
@@ -95,7 +114,12 @@ def main():
     bench = Exposed(options)
     if "exposed" in options.parts.split(","):
         for model in options.models.split(","):
-            bench.exposed(model)
+            if model in EXPOSED:
+                bench.exposed(model)
+    if "near" in options.parts.split(","):
+        for model in options.models.split(","):
+            if model in NEAR:
+                bench.near(model)
     if "memory" in options.parts.split(","):
         bench.adamw_memory(MEMORY_MODEL)
     return bench.finish(options.json, start)
