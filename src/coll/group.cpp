@@ -81,8 +81,10 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
         observer_.begin(operation->call, operation->number, now, Observer::Turn::kLater);
     queue_.push_back(operation);
     // A callback has the turn until it returns. It may be about to wait for this operation, by ways
-    // that are not ours (a future of torch's): it runs at once, after what was issued before.
-    if (calling_back_ == std::this_thread::get_id()) {
+    // that are not ours (a future of torch's): it runs at once, after what was issued before. Not
+    // without end, for callbacks that go on and on with one more operation.
+    constexpr int kMostNested = 8;
+    if (calling_back_ == std::this_thread::get_id() && nested_ < kMostNested) {
       while (!operation->done) run_next(lock);
       return operation;
     }
@@ -123,21 +125,26 @@ void Group::Impl::finish(Work::Collective& operation, const std::exception_ptr& 
     operation.error = error;
     callback = std::exchange(operation.callback, nullptr);
     outer = calling_back_;
-    if (callback) calling_back_ = std::this_thread::get_id();
+    if (callback) {
+      calling_back_ = std::this_thread::get_id();
+      ++nested_;
+    }
   }
   changed_.notify_all();
   // Also if the callback throws, which it must not: others wait for their turn.
   struct Turn {
     Impl& impl;
     std::thread::id outer;
+    bool called;
     ~Turn() {
       {
         const std::lock_guard lock(impl.mutex_);
         impl.calling_back_ = outer;
+        if (called) --impl.nested_;
       }
       if (outer == std::thread::id()) impl.release_turn();
     }
-  } const turn{*this, outer};
+  } const turn{*this, outer, callback != nullptr};
   if (callback) callback(error);
 }
 

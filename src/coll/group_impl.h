@@ -113,6 +113,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   bool closed_ = false;
   int waiting_ = 0;               // threads in changed_.wait
   std::thread::id calling_back_;  // who runs a callback, and has the turn as long as it does
+  int nested_ = 0;                // callbacks that it runs, one inside the other
   std::thread progress_;
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "base/concat.h"
@@ -234,6 +235,32 @@ TEST_P(GroupTest, ACallbackMayWaitForLaterOperations) {
     second.wait();
     group->barrier();  // after the callback: it has the turn until it returns
     EXPECT_EQ(sums, std::vector<float>(4, 3.0F));
+  });
+}
+
+// Each callback issues the next operation: that must not take more and more of the stack.
+TEST_P(GroupTest, CallbacksThatGoOnAndOn) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r);
+    constexpr int kOperations = 20'000;
+    float value = 1;
+    int done = 0;
+    std::atomic<bool> last{false};
+    std::function<void()> issue = [&] {
+      value = 1;
+      static_cast<void>(group->all_reduce_async(&value, &value, 1, DataType::kF32, {},
+                                                [&](const std::exception_ptr& error) {
+                                                  EXPECT_FALSE(error);
+                                                  EXPECT_EQ(value, 2);
+                                                  if (++done < kOperations) return issue();
+                                                  last = true;
+                                                  last.notify_all();
+                                                }));
+    };
+    issue();
+    last.wait(false);
+    group->barrier();
+    EXPECT_EQ(done, kOperations);
   });
 }
 
