@@ -72,14 +72,13 @@ class Queue(_SharedObject):
     def _begin(self, shared) -> None:
         super()._begin(shared)
         self._closed = False
-        # Messages that get_many() took after one that could not be rebuilt: the next call's.
+        # Messages that get_many() took and has not given out: the next call's.
         self._taken: collections.deque[list] = collections.deque()
         self._taker = 0  # its process: a forked child has a copy, and must not deliver it again
 
     def put(self, obj: object, block: bool = True, timeout: float | None = None) -> None:
         """Raises queue.Full; convoy.Error "peer lost" after shutdown()."""
-        if self._closed:
-            raise ValueError(f"Queue {self!r} is closed")
+        self._check_open()
         if not self._shared.put(_to_values(obj), _seconds(block, timeout)):
             raise _queue.Full
 
@@ -88,10 +87,14 @@ class Queue(_SharedObject):
 
         What a message raises while it is rebuilt (an unpickling error) is raised here; it is then gone.
         """
-        found = self._take(1, _seconds(block, timeout))
+        found = self.get_many(1, _seconds(block, timeout))
         if not found:
             raise _queue.Empty
-        return _from_values(found[0])
+        return found[0]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
 
     def put_nowait(self, obj: object) -> None:
         self.put(obj, False)
@@ -105,6 +108,7 @@ class Queue(_SharedObject):
         The error of that one is raised if it is the first: call again with the rest. What cannot be
         pickled raises before anything is put.
         """
+        self._check_open()
         return self._shared.put_many([_to_values(obj) for obj in objects], timeout)
 
     def get_many(self, most: int, timeout: float | None = None) -> list:
@@ -112,30 +116,36 @@ class Queue(_SharedObject):
 
         Ends before one that cannot be rebuilt, whose error the next call raises; those after it are still to come.
         """
-        taken = self._take(most, timeout)
+        taken: list = []
         objects: list[object] = []
-        while taken:
-            try:
-                objects.append(_from_values(taken[0]))
-            except BaseException:
-                if not objects:
-                    del taken[0]
-                self._taken.extendleft(reversed(taken))
-                self._taker = os.getpid()
-                if not objects:
-                    raise
-                break
-            del taken[0]
+        try:
+            self._take(taken, most, timeout)
+            for values in taken:
+                objects.append(_from_values(values))
+        except Exception:
+            if not objects:
+                self._keep(taken[1:])
+                raise
+            self._keep(taken[len(objects):])
+        except BaseException:  # such as KeyboardInterrupt, of which no message is guilty: nobody has got one
+            self._keep(taken)
+            raise
         return objects
 
-    def _take(self, most: int, timeout: float | None) -> list:
-        taken: list = []
+    def _keep(self, taken: list) -> None:
+        if taken:
+            self._kept()
+            self._taken.extendleft(reversed(taken))
+            self._taker = os.getpid()
+
+    def _take(self, taken: list, most: int, timeout: float | None) -> None:
         while len(taken) < most and self._kept():
             try:
                 taken.append(self._taken.popleft())
             except IndexError:  # of another thread
                 break
-        return taken or self._shared.get_many(most, timeout)
+        if not taken:
+            taken += self._shared.get_many(most, timeout)
 
     def _kept(self) -> int:
         if self._taken and self._taker != os.getpid():

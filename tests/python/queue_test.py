@@ -31,6 +31,20 @@ class Bad:
         return refuse, ()
 
 
+interrupts = []
+
+
+def interrupt():
+    if interrupts:
+        raise interrupts.pop()
+    return "whole"
+
+
+class Interrupted:
+    def __reduce__(self):
+        return interrupt, ()
+
+
 class QueueTest(unittest.TestCase):
     def tearDown(self):
         expect_nothing_held(self)
@@ -77,8 +91,10 @@ class QueueTest(unittest.TestCase):
         self.assertEqual(q.get_many(10, timeout=0.01), [])
         q.close()
         q.join_thread()
-        with self.assertRaises(ValueError):
-            q.put(1)
+        for call in (lambda: q.put(1), lambda: q.put_many([1])):
+            with self.assertRaisesRegex(ValueError, "closed"):
+                call()
+        self.assertTrue(q.empty())
         self.assertEqual(q.lost()[0], 0)
 
     def test_one_bad_message(self):
@@ -99,6 +115,23 @@ class QueueTest(unittest.TestCase):
         with self.assertRaisesRegex(convoy.Error, "detach"):
             q.put_many([torch.ones(2, requires_grad=True) * 2, 3])
         self.assertEqual(q.get(), 1)
+
+    def test_interrupts_lose_nothing(self):
+        """What no message is guilty of is raised at once, and nothing is taken."""
+        q = convoy.Queue()
+        for kind in (KeyboardInterrupt, SystemExit):
+            q.put_many([1, Interrupted(), 3])
+            interrupts.append(kind())
+            with self.assertRaises(kind):
+                q.get_many(10)
+            self.assertEqual(q.qsize(), 3)
+            self.assertEqual(q.get_many(10), [1, "whole", 3])
+            q.put(Interrupted())
+            interrupts.append(kind())
+            with self.assertRaises(kind):
+                q.get()
+            self.assertEqual(q.get(), "whole")
+        self.assertTrue(q.empty())
 
     def test_shutdown(self):
         q = convoy.Queue()
