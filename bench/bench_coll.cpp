@@ -116,17 +116,24 @@ class Convoy final : public bench::Side {
   Buffer buffer_, output_;
 };
 
+// BENCH_READ_PRIVATE=0: as where the kernel forbids it.
+bool may_read_private() {
+  const char* const wish = std::getenv("BENCH_READ_PRIVATE");
+  return !wish || std::strcmp(wish, "0") != 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   constexpr std::chrono::seconds kTimeout(120);
   try {
     const bool mpi = argc > 1 && std::strcmp(argv[1], "mpi") == 0;
-    auto group = mpi ? coll::Group::over(
-                           mpi::module().of_world({.name = "bench", .timeout = kTimeout}), kTimeout)
-                     : coll::Group::create(launcher_store(), environment_number("RANK"),
-                                           environment_number("WORLD_SIZE"),
-                                           {.name = "bench", .timeout = kTimeout});
+    auto group =
+        mpi ? coll::Group::over(mpi::module().of_world({.name = "bench", .timeout = kTimeout}),
+                                kTimeout)
+            : coll::Group::create(
+                  launcher_store(), environment_number("RANK"), environment_number("WORLD_SIZE"),
+                  {.name = "bench", .timeout = kTimeout, .read_private = may_read_private()});
     const int rank = group->rank();
     Convoy side(std::move(group), !mpi);
     return bench::serve(rank, side);

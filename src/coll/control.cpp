@@ -98,12 +98,6 @@ std::byte* Layout::letter_payload(std::byte* base, int from, int to, std::uint64
   return data(base, ranks_) + (pair * Channel::kLetters + number % Channel::kLetters) * letter_;
 }
 
-GroupHead& Layout::group(std::byte* base) const { return *reinterpret_cast<GroupHead*>(base); }
-
-RankHead& Layout::rank(std::byte* base, int rank) const {
-  return reinterpret_cast<RankHead*>(base + sizeof(GroupHead))[rank];
-}
-
 std::byte* Layout::data(std::byte* base, int rank) const {
   return base + heads_end() + rank_bytes() * static_cast<std::size_t>(rank);
 }
@@ -113,16 +107,16 @@ std::byte* Layout::payload(std::byte* base, int rank, std::uint64_t number) cons
 }
 
 CountTable& Layout::table(std::byte* base, int rank, std::uint64_t number) const {
-  std::byte* tables = data(base, rank) + 2 * (eager_ + stage_ + slice_);
+  std::byte* tables = data(base, rank) + 2 * eager_ + kDepth * (stage_ + slice_);
   return reinterpret_cast<CountTable*>(tables)[number & 1];
 }
 
 std::byte* Layout::stage(std::byte* base, int rank, std::uint64_t round) const {
-  return data(base, rank) + 2 * eager_ + (round & 1) * stage_;
+  return data(base, rank) + 2 * eager_ + round % kDepth * stage_;
 }
 
 std::byte* Layout::result(std::byte* base, int rank, std::uint64_t round) const {
-  return data(base, rank) + 2 * (eager_ + stage_) + (round & 1) * slice_;
+  return data(base, rank) + 2 * eager_ + kDepth * stage_ + round % kDepth * slice_;
 }
 
 }  // namespace convoy::coll

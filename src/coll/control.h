@@ -214,24 +214,27 @@ class Layout {
   std::size_t cleared_bytes() const { return heads_end(); }
   std::size_t total_bytes() const;
 
-  GroupHead& group(std::byte* base) const;
-  RankHead& rank(std::byte* base, int rank) const;
+  GroupHead& group(std::byte* base) const { return *reinterpret_cast<GroupHead*>(base); }
+  RankHead& rank(std::byte* base, int rank) const {
+    return reinterpret_cast<RankHead*>(base + sizeof(GroupHead))[rank];
+  }
   std::size_t letter_bytes() const { return letter_; }  // beside a letter
   Channel& channel(std::byte* base, int from, int to) const;
   std::byte* letter_payload(std::byte* base, int from, int to, std::uint64_t number) const;
   std::byte* payload(std::byte* base, int rank, std::uint64_t number) const;
   CountTable& table(std::byte* base, int rank, std::uint64_t number) const;
-  // Data of `rank` on its way to the ranks that reduce it; `round` picks one of two buffers.
+  // Data of `rank` on its way to the ranks that reduce it; `round` picks one of kDepth buffers.
   std::byte* stage(std::byte* base, int rank, std::uint64_t round) const;
   // What `rank` has reduced, on its way to the others.
   std::byte* result(std::byte* base, int rank, std::uint64_t round) const;
 
  private:
+  static constexpr std::size_t kDepth = 3;  // buffers of each kind: combine_staged says why
   static constexpr std::size_t kTables = 4096;
   static_assert(2 * sizeof(CountTable) <= kTables);
 
   std::size_t heads_end() const;
-  std::size_t rank_bytes() const { return 2 * (eager_ + stage_ + slice_) + kTables; }
+  std::size_t rank_bytes() const { return 2 * eager_ + kDepth * (stage_ + slice_) + kTables; }
   std::byte* data(std::byte* base, int rank) const;
 
   std::size_t channels_at() const;

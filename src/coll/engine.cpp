@@ -189,8 +189,8 @@ void Engine::offer_data(const Call& call, std::uint64_t number, Slot& mine) {
   auto& fabric = shm::Fabric::instance();
   if (tuner_) {
     for (int route = 0; route < kRoutes; ++route) {
-      mine.ways[static_cast<std::size_t>(route)] = tuner_->choose(
-          static_cast<int>(call.signature.op), static_cast<Route>(route), call.bytes());
+      mine.ways[static_cast<std::size_t>(route)] =
+          tuner_->choose(tuned_kind(call), static_cast<Route>(route), call.bytes());
     }
   }
   // Every stretch must be shared, and there must be room to tell where they are.

@@ -156,7 +156,7 @@ class Engine {
   void combine_tiny(const Running& running);
   void combine_small(const Running& running, const ReducePlan& plan);
   void combine_in_place(const Running& running, const ReducePlan& plan, StoreHint hint);
-  void combine_staged(const Running& running, const ReducePlan& plan, StoreHint staging);
+  void combine_staged(const Running& running, const ReducePlan& plan, Way way);
 
   // move.cpp
   void move(const Running& running);
@@ -177,6 +177,10 @@ class Engine {
   // What rank 0 chose for this operation, and its note of how it went.
   Way chosen(const Running& running, Route route) const {
     return slot(0, running.number).ways[static_cast<std::size_t>(route)];
+  }
+  // Elements that have to be widened take longer a byte than others.
+  static int tuned_kind(const Call& call) {
+    return 2 * static_cast<int>(call.signature.op) + (call.element() < 4 ? 1 : 0);
   }
   template <class Operation>
   void tuned(const Running& running, Route route, Operation operation);

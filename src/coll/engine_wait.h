@@ -18,9 +18,12 @@ void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging 
     if (culprit >= 0) fail_peer(running, culprit);
     return false;
   };
+  // The first looks follow at once: pauses between them would be most of what a small operation
+  // takes.
+  constexpr int kEager = 32;
   for (int i = 0; i < policy_.spins; ++i) {
     if (ready()) return;
-    cpu_relax();
+    if (i >= kEager) cpu_relax();
     if ((i & 63) == 63 && give_up_if_hopeless()) return;
   }
   for (int i = 0; i < policy_.yields; ++i) {
@@ -80,7 +83,7 @@ void Engine::tuned(const Running& running, Route route, Operation operation) {
   if (!tuner_) return operation(way);
   const auto start = Deadline::Clock::now();
   operation(way);
-  tuner_->record(static_cast<int>(running.call->signature.op), route, running.call->bytes(), way,
+  tuner_->record(tuned_kind(*running.call), route, running.call->bytes(), way,
                  Deadline::Clock::now() - start);
 }
 

@@ -1,5 +1,6 @@
 #include "coll/group.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -82,15 +83,14 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
     queue_.push_back(operation);
     // A callback has the turn until it returns. It may be about to wait for this operation, by ways
     // that are not ours (a future of torch's): it runs at once, after what was issued before. Not
-    // without end, for callbacks that go on and on with one more operation.
-    constexpr int kMostNested = 8;
-    if (calling_back_ == std::this_thread::get_id() && nested_ < kMostNested) {
-      while (!operation->done) run_next(lock);
-      return operation;
+    // without end, for callbacks that go on and on with one more operation: then others run them.
+    constexpr int kMostNested = 16;
+    if (calls_back_here()) {
+      if (calling_back_->depth >= kMostNested) give_turn();
+      while (!operation->done && calls_back_here()) run_next(lock);
+      if (operation->done) return operation;
     }
-    if (!progress_.joinable()) {
-      progress_ = std::thread([self = shared_from_this()] { self->progress(); });
-    }
+    start_progress();
   }
   changed_.notify_all();
   return operation;
@@ -114,38 +114,52 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
+void Group::Impl::start_progress() {
+  if (progress_.joinable()) return;
+  progress_ = std::thread([self = shared_from_this()] { self->progress(); });
+}
+
+// The callbacks of this thread go on without the turn. Others then run what comes next, also their
+// callbacks.
+void Group::Impl::give_turn() {
+  for (CallingBack* call = std::exchange(calling_back_, nullptr); call; call = call->outer) {
+    call->gave_turn = true;
+  }
+  busy_ = false;
+  if (progress_.get_id() == std::this_thread::get_id()) retired_.push_back(std::move(progress_));
+}
+
 // The turn passes on after the callback, so that callbacks come in order too; and where this runs
 // inside another callback, it stays with that one.
 void Group::Impl::finish(Work::Collective& operation, const std::exception_ptr& error) {
   Callback callback;
-  std::thread::id outer;
+  CallingBack call{.thread = std::this_thread::get_id()};
   {
     const std::lock_guard lock(mutex_);
     operation.done = true;
     operation.error = error;
     callback = std::exchange(operation.callback, nullptr);
-    outer = calling_back_;
-    if (callback) {
-      calling_back_ = std::this_thread::get_id();
-      ++nested_;
-    }
+    call.outer = calling_back_;
+    if (call.outer) call.depth = call.outer->depth + 1;
+    if (callback) calling_back_ = &call;
   }
   changed_.notify_all();
   // Also if the callback throws, which it must not: others wait for their turn.
-  struct Turn {
+  struct End {
     Impl& impl;
-    std::thread::id outer;
-    bool called;
-    ~Turn() {
-      {
-        const std::lock_guard lock(impl.mutex_);
-        impl.calling_back_ = outer;
-        if (called) --impl.nested_;
-      }
-      if (outer == std::thread::id()) impl.release_turn();
-    }
-  } const turn{*this, outer, callback != nullptr};
+    CallingBack& call;
+    ~End() { impl.end_callback(call); }
+  } const end{*this, call};
   if (callback) callback(error);
+}
+
+void Group::Impl::end_callback(CallingBack& call) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (call.gave_turn) return;
+    calling_back_ = call.outer;
+  }
+  if (!call.outer) release_turn();
 }
 
 bool Group::Impl::is_done(const Work::Collective& operation) {
@@ -158,10 +172,9 @@ bool Group::Impl::wait(Work::Collective& operation, const Deadline& deadline) {
   const auto my_turn = [&] {
     return !busy_ && !queue_.empty() && queue_.front().get() == &operation;
   };
-  // In a callback nobody else can run what it waits for.
-  const bool in_callback = calling_back_ == std::this_thread::get_id();
   while (!operation.done) {
-    if (in_callback && !queue_.empty()) {
+    // In a callback nobody else can run what it waits for.
+    if (calls_back_here() && !queue_.empty()) {
       run_next(lock);
       continue;
     }
@@ -193,6 +206,10 @@ void Group::Impl::progress() {
     --waiting_;
     if (queue_.empty()) return;
     run_next(lock);
+    // A callback has given the turn away, and another thread runs in the place of this one.
+    const auto me = std::this_thread::get_id();
+    if (std::ranges::any_of(retired_, [&](const auto& each) { return each.get_id() == me; }))
+      return;
   }
 }
 
@@ -205,18 +222,20 @@ void Group::Impl::close() {
   // What runs fails now; what is queued fails when its turn comes, on the progress thread.
   medium_->close();
   changed_.notify_all();
-  std::thread progress;
+  std::vector<std::thread> threads;
   bool in_callback = false;
   {
     const std::lock_guard lock(mutex_);
-    std::swap(progress, progress_);
-    in_callback = calling_back_ == std::this_thread::get_id();
+    threads.swap(retired_);
+    if (progress_.joinable()) threads.push_back(std::move(progress_));
+    in_callback = calls_back_here();
   }
-  if (!progress.joinable()) return;
-  if (in_callback || progress.get_id() == std::this_thread::get_id()) {
-    progress.detach();  // a callback destroys the group: the thread keeps what it needs and ends
-  } else {
-    progress.join();
+  for (std::thread& thread : threads) {
+    if (in_callback || thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();  // a callback destroys the group: the thread keeps what it needs and ends
+    } else {
+      thread.join();
+    }
   }
 }
 

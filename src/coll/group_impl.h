@@ -93,7 +93,22 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   }
 
  private:
+  // A callback that runs, and has the turn as long as it does; inside of `outer`'s, where it is
+  // that of an operation that the other one issued.
+  struct CallingBack {
+    std::thread::id thread;
+    CallingBack* outer = nullptr;
+    int depth = 1;
+    bool gave_turn = false;
+  };
+
   void check_open() const;
+  bool calls_back_here() const {
+    return calling_back_ && calling_back_->thread == std::this_thread::get_id();
+  }
+  void start_progress();
+  void give_turn();
+  void end_callback(CallingBack& call);
   void progress();
   void finish(Work::Collective& operation, const std::exception_ptr& error);
   void run_next(std::unique_lock<std::mutex>& lock);
@@ -111,10 +126,10 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   std::uint64_t last_number_ = 0;
   bool busy_ = false;  // some thread runs an operation
   bool closed_ = false;
-  int waiting_ = 0;               // threads in changed_.wait
-  std::thread::id calling_back_;  // who runs a callback, and has the turn as long as it does
-  int nested_ = 0;                // callbacks that it runs, one inside the other
+  int waiting_ = 0;                      // threads in changed_.wait
+  CallingBack* calling_back_ = nullptr;  // the innermost of the thread that has the turn
   std::thread progress_;
+  std::vector<std::thread> retired_;  // were progress_, and end with the callback they are in
 };
 
 }  // namespace convoy::coll

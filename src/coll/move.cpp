@@ -163,7 +163,7 @@ void Engine::pull_shared(const Running& running, const Movement& movement, int s
   }
 }
 
-// Sources fill their two staging buffers in turn; their targets copy from them. Steps as in
+// Sources fill their three staging buffers in turn; their targets copy from them. Steps as in
 // combine_staged: A(t + 1), "my data for round t + 1 is staged", and B(t), "I have copied what was
 // mine in round t".
 void Engine::move_staged(const Running& running, const Movement& movement, Way way) {
@@ -207,7 +207,7 @@ void Engine::move_staged(const Running& running, const Movement& movement, Way w
   stage(0);
   publish_step(base + 1);  // A(0)
   for (std::uint64_t t = 0; t < rounds; ++t) {
-    if (i_stage && t > 0) wait_steps(running, base + 2 * t + 1);  // B(t - 1)
+    if (i_stage && t > 1) wait_steps(running, base + 2 * t - 1);  // B(t - 2)
     stage(t + 1);
     publish_step(base + 2 * t + 2);  // A(t + 1)
     for (int i = 1; i < size_; ++i) {

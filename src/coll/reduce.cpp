@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <span>
 
 #include "coll/engine_wait.h"
 
@@ -10,6 +12,26 @@ namespace {
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
+}
+
+// The kernels' sum of a few elements, with their bits, where the way to a kernel takes longer than
+// the sum. Integers are unsigned: those may overflow.
+template <class T>
+void sum_few(std::span<const std::byte* const> sources, std::byte* target, std::size_t count) {
+  for (std::size_t at = 0; at < count * sizeof(T); at += sizeof(T)) {
+    T total;
+    std::memcpy(&total, sources[0] + at, sizeof(T));
+    for (const std::byte* source : sources.subspan(1)) {
+      T next;
+      std::memcpy(&next, source + at, sizeof(T));
+      total += next;
+    }
+    // Every NaN is the same one.
+    if constexpr (std::numeric_limits<T>::has_quiet_NaN) {
+      if (total != total) total = std::numeric_limits<T>::quiet_NaN();
+    }
+    std::memcpy(target + at, &total, sizeof(T));
+  }
 }
 
 }  // namespace
@@ -74,8 +96,8 @@ void Engine::combine(const Running& running) {
     tuned(running, Route::kDirect,
           [&](Way way) { combine_in_place(running, plan, store_hint(way)); });
   } else {
-    tuned(running, direct ? Route::kDirect : Route::kStaged,
-          [&](Way way) { combine_staged(running, plan, store_hint(way)); });
+    tuned(running, direct ? Route::kDirect : Route::kCombined,
+          [&](Way way) { combine_staged(running, plan, way); });
   }
 }
 
@@ -135,8 +157,19 @@ void Engine::combine_tiny(const Running& running) {
   for (int r = 0; r < size_; ++r) {
     sources[static_cast<std::size_t>(r)] = slot(r, running.number).small.data();
   }
-  reduce(call.reduction(size_), {sources.data(), static_cast<std::size_t>(size_)},
-         {&call.output, 1}, call.signature.count, StoreHint::kCached);
+  const std::span all(sources.data(), static_cast<std::size_t>(size_));
+  const std::size_t count = call.signature.count;
+  // What programs add up all the time: losses, counts.
+  if (call.signature.reduce == ReduceOp::kSum && call.signature.rounding == Rounding::kNone) {
+    switch (call.signature.type) {
+      case DataType::kF32: return sum_few<float>(all, call.output, count);
+      case DataType::kF64: return sum_few<double>(all, call.output, count);
+      case DataType::kI32: return sum_few<std::uint32_t>(all, call.output, count);
+      case DataType::kI64: return sum_few<std::uint64_t>(all, call.output, count);
+      default: break;
+    }
+  }
+  reduce(call.reduction(size_), all, {&call.output, 1}, count, StoreHint::kCached);
 }
 
 // From the slots, each rank for itself. No rank waits for another after this: the slots stay as
@@ -176,11 +209,16 @@ void Engine::combine_in_place(const Running& running, const ReducePlan& plan, St
 // to outputs in shared memory, and to its result buffer if some output is private.
 //
 // Every iteration t makes two steps: A(t + 1), "my data for round t + 1 is staged", and B(t), "I
-// have combined my slice of round t". Two buffers of each kind suffice: staging for round t + 1
-// overwrites that of t - 1, which B(t - 1) of all ranks, awaited before, has released; the result
-// of round t overwrites that of t - 2, which everyone has copied before A(t), also awaited before.
-void Engine::combine_staged(const Running& running, const ReducePlan& plan, StoreHint staging) {
+// have combined my slice of round t"; then it collects what the others have combined in round t
+// - 1. So nobody waits for what another rank does right now, only for what it did one round before.
+//
+// Three buffers of each kind suffice. Staging for round t + 1 overwrites that of t - 2, which B(t -
+// 2) of all ranks, awaited in the iteration before, has released. The result of round t overwrites
+// that of t - 3, which everyone has collected before A(t), awaited before it is written.
+void Engine::combine_staged(const Running& running, const ReducePlan& plan, Way way) {
   const Call& call = *running.call;
+  const StoreHint staging = way == Way::kCached ? StoreHint::kCached : StoreHint::kStreaming;
+  const StoreHint writing = store_hint(way);
   const std::size_t element = call.element();
   const auto n = static_cast<std::size_t>(size_);
   const auto me = static_cast<std::size_t>(rank_);
@@ -242,7 +280,7 @@ void Engine::combine_staged(const Running& running, const ReducePlan& plan, Stor
                          targets[count++] = layout_.result(base_, rank_, round) + skip + done;
                        }
                        reduce(reduction, {sources.data(), n}, {targets.data(), count},
-                              bytes / element, staging);
+                              bytes / element, writing);
                      });
     });
   };
@@ -261,15 +299,14 @@ void Engine::combine_staged(const Running& running, const ReducePlan& plan, Stor
   stage(0);
   publish_step(base + 1);  // A(0)
   for (std::uint64_t t = 0; t < rounds; ++t) {
-    if (t > 0) {
-      wait_steps(running, base + 2 * t + 1);  // B(t - 1)
-      collect(t - 1);
-    }
     stage(t + 1);
     publish_step(base + 2 * t + 2);                    // A(t + 1)
     wait_steps(running, base + (t == 0 ? 1 : 2 * t));  // A(t)
     combine_slice(t);
     publish_step(base + 2 * t + 3);  // B(t)
+    if (t == 0) continue;
+    wait_steps(running, base + 2 * t + 1);  // B(t - 1)
+    collect(t - 1);
   }
   step_ = base + 2 * rounds + 1;
   wait_steps(running, step_);

@@ -11,19 +11,20 @@ namespace convoy::coll {
 
 // Which ways there are for an operation's data, of which one is chosen.
 enum class Route : std::uint8_t {
-  kDirect,  // everything is within reach: stores that stay in the caches, or that bypass them
-  kStaged,  // the same choice for staging buffers
-  kMoved,   // that, or reading out of the other process
+  kDirect,    // everything is within reach: stores that stay in the caches, or that bypass them
+  kStaged,    // the same choice for staging buffers
+  kMoved,     // that, or reading out of the other process
+  kCombined,  // that of kStaged, or only staging bypasses the caches and results stay in them
 };
-inline constexpr int kRoutes = 3;
+inline constexpr int kRoutes = 4;
 
-enum class Way : std::uint8_t { kCached, kStreaming, kRead };
-inline constexpr int kWays = 3;
+enum class Way : std::uint8_t { kCached, kStreaming, kRead, kMixed };
+inline constexpr int kWays = 4;
 inline StoreHint store_hint(Way way) {
   return way == Way::kStreaming ? StoreHint::kStreaming : StoreHint::kCached;
 }
 
-// Chooses a way by what was faster so far. That depends on the operation, on the size and on how
+// Chooses a way by what was fastest lately. That depends on the operation, on the size and on how
 // far apart the ranks' cores are, and a virtual machine's cores are moved while it runs; so now and
 // then another one is tried. Used by one rank for all. Not thread-safe.
 class Tuner {
@@ -37,13 +38,23 @@ class Tuner {
   void record(int kind, Route route, std::size_t bytes, Way way, std::chrono::nanoseconds took);
 
  private:
-  static constexpr int kKinds = 16;
+  static constexpr int kKinds = 32;
   static constexpr int kClasses = 5;
-  // Operations between two tries of something else.
-  static constexpr std::uint32_t kPause = 32;
+  static constexpr std::uint32_t kFirstTries = 3;
+  static constexpr std::uint32_t kRecent = 4;
+  // After so many operations a way that took twice as long is tried again.
+  static constexpr float kPatience = 128;
 
+  // Of one way. Disturbances only make it slower: the best of its recent tries counts.
+  struct Notes {
+    float cost() const;
+
+    std::array<float, kRecent> recent{};  // nanoseconds a byte
+    std::uint32_t tries = 0;
+    std::uint32_t last = 0;  // operation of its last try
+  };
   struct Class {
-    std::array<float, kWays> cost{};  // nanoseconds a byte, smoothed; 0: never tried
+    std::array<Notes, kWays> notes{};
     std::uint32_t operations = 0;
   };
 

@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <thread>
+#include <vector>
 
 #include "base/concat.h"
 #include "coll/control.h"
@@ -261,6 +263,39 @@ TEST_P(GroupTest, CallbacksThatGoOnAndOn) {
     last.wait(false);
     group->barrier();
     EXPECT_EQ(done, kOperations);
+  });
+}
+
+// As torch's PowerSGD: many operations are under way when the first callback issues one more and
+// waits for it by a future, which is set by a callback.
+TEST_P(GroupTest, CallbacksOfManyOperationsWaitByFutures) {
+  RankGroup(2, GetParam()).run([](Rank& r) {
+    const auto group = make_group(r);
+    constexpr int kOperations = 40;
+    std::vector<float> first(kOperations, 1), second(kOperations, 10);
+    std::vector<std::promise<void>> outer(kOperations), inner(kOperations);
+    std::vector<Work> works;
+    std::promise<void> all_issued;
+    const auto go = all_issued.get_future().share();
+    for (std::size_t i = 0; i < kOperations; ++i) {
+      works.push_back(group->all_reduce_async(
+          &first[i], &first[i], 1, DataType::kF32, {}, [&, i](const std::exception_ptr& error) {
+            EXPECT_FALSE(error);
+            if (i == 0) go.wait();  // or ranks would issue in different orders
+            auto more = group->all_reduce_async(&second[i], &second[i], 1, DataType::kF32, {},
+                                                [&, i](const std::exception_ptr& failed) {
+                                                  EXPECT_FALSE(failed);
+                                                  inner[i].set_value();
+                                                });
+            inner[i].get_future().wait();
+            EXPECT_EQ(second[i], 20);
+            outer[i].set_value();
+          }));
+    }
+    all_issued.set_value();
+    for (auto& each : outer) each.get_future().wait();
+    EXPECT_EQ(first, std::vector<float>(kOperations, 2));
+    group->barrier();
   });
 }
 

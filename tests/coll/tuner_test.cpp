@@ -36,11 +36,19 @@ TEST(TunerTest, BeginsWithTheGuess) {
   EXPECT_EQ(Tuner(Way::kCached).choose(kKind, Route::kDirect, kBytes), Way::kStreaming);
 }
 
-TEST(TunerTest, NeverReadsWhereThatIsNoWay) {
-  Tuner tuner(Way::kCached);
+TEST(TunerTest, NeverTakesWhatIsNoWay) {
+  const auto times = [](Route route, Way way) {
+    Tuner tuner(Way::kCached);
+    return run(tuner, route, 200, [](Way) { return 100us; })[static_cast<std::size_t>(way)];
+  };
   for (const Route route : {Route::kDirect, Route::kStaged}) {
-    EXPECT_EQ(run(tuner, route, 200, [](Way) { return 100us; })[2], 0);
+    EXPECT_EQ(times(route, Way::kRead), 0);
+    EXPECT_EQ(times(route, Way::kMixed), 0);
   }
+  EXPECT_EQ(times(Route::kMoved, Way::kMixed), 0);
+  EXPECT_GT(times(Route::kMoved, Way::kRead), 0);
+  EXPECT_EQ(times(Route::kCombined, Way::kRead), 0);
+  EXPECT_GT(times(Route::kCombined, Way::kMixed), 0);
 }
 
 // A virtual machine's cores are moved: what was slow is fast now.
@@ -59,6 +67,26 @@ TEST(TunerTest, ADisturbanceIsForgiven) {
   run(tuner, Route::kStaged, 10, usual);
   tuner.record(kKind, Route::kStaged, kBytes, Way::kCached, 250us);
   EXPECT_EQ(tuner.choose(kKind, Route::kStaged, kBytes), Way::kCached);
+}
+
+TEST(TunerTest, AFirstTryThatWasDisturbedIsForgiven) {
+  Tuner tuner(Way::kCached);
+  tuner.record(kKind, Route::kStaged, kBytes, Way::kCached, 2000us);
+  const auto usual = [](Way way) { return way == Way::kCached ? 100us : 180us; };
+  EXPECT_GE(run(tuner, Route::kStaged, 100, usual)[0], 90);
+}
+
+// Those that are nearly as good are tried often, others seldom.
+TEST(TunerTest, TryingCostsLittle) {
+  for (const auto other : {101us, 110us, 150us, 300us, 1000us}) {
+    Tuner tuner(Way::kCached);
+    const auto cost = [&](Way way) { return way == Way::kCached ? 100us : other; };
+    run(tuner, Route::kStaged, 10, cost);
+    const auto chosen = run(tuner, Route::kStaged, 10'000, cost);
+    const double lost = chosen[1] * static_cast<double>((other - 100us).count()) / (100 * 10'000);
+    EXPECT_LT(lost, 0.01) << other.count();
+    EXPECT_GT(chosen[1], 0) << other.count();
+  }
 }
 
 TEST(TunerTest, OperationsAndSizesAreApart) {

@@ -144,6 +144,9 @@ void Peer::take_frame_on_loop(const Frame& frame) {
 }
 
 void Peer::exited_on_loop() {
+  // What it sent before it died counts: memory that it told of is mapped by all survivors, or they
+  // would disagree about what can still be completed.
+  receive_on_loop();
   const auto status = exit_status_of(info_.pid, pidfd_.get());
   if (!status) return lose_on_loop("has ended (how is not known: see its launcher's report)");
   if (status->signal != 0) return lose_on_loop("was killed by " + status->to_string());
