@@ -43,10 +43,15 @@ FuturePtr as_tensor(const FuturePtr& future) {
   return typed;
 }
 
-// hook(state, bucket): a torch.futures.Future of a tensor, or a tensor.
-CommHook comm_hook(py::object state, py::object function) {
-  return [state = held(std::move(state)),
-          function = held(std::move(function))](const GradBucket& bucket) -> HookResult {
+// Whether the next bucket's hook may start before this one's result is there.
+enum class HookOrder { kOverlaps, kOneAtATime };
+
+// hook(state, bucket): a torch.futures.Future of a tensor, or a tensor. Where a callback of the
+// future issues operations, as torch's powerSGD_hook does, these run on the group's thread: beside
+// the next hook in backward's thread, ranks would not issue in the same order.
+CommHook comm_hook(py::object state, py::object function, HookOrder order) {
+  const auto call = [state = held(std::move(state)), function = held(std::move(function))](
+                        const GradBucket& bucket) -> HookResult {
     const py::gil_scoped_acquire gil;
     try {
       const py::object result = (*function)(*state, std::make_shared<GradBucket>(bucket));
@@ -58,6 +63,8 @@ CommHook comm_hook(py::object state, py::object function) {
       throw std::invalid_argument("a comm hook returns a torch.futures.Future, or a tensor");
     }
   };
+  if (order == HookOrder::kOverlaps) return call;
+  return [call](const GradBucket& bucket) -> HookResult { return {call(bucket).wait()}; };
 }
 
 // What torch.distributed.BuiltinCommHookType names, and its twin.
@@ -136,11 +143,13 @@ void add_reducer(py::module_& module) {
       .def_property_readonly("is_paused", &Reducer::is_paused)
       .def("sync_gradients", &Reducer::sync_gradients, no_gil)
       .def("register_comm_hook",
-           [](Reducer& self, py::object state, py::object hook) {
-             auto made = comm_hook(std::move(state), std::move(hook));
+           [](Reducer& self, py::object state, py::object hook, bool overlaps) {
+             auto made = comm_hook(std::move(state), std::move(hook),
+                                   overlaps ? HookOrder::kOverlaps : HookOrder::kOneAtATime);
              const py::gil_scoped_release released;
              self.register_comm_hook(std::move(made));
-           })
+           },
+           py::arg("state"), py::arg("hook"), py::arg("overlaps") = false)
       .def("register_builtin_comm_hook",
            [](Reducer& self, const std::string& name) {
              auto made = builtin_hook(name);
