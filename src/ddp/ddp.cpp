@@ -119,12 +119,17 @@ void DdpCore::before_forward() {
   // Without a backward to come, after_forward() puts the parameters back.
   lowered_here_ = copies_ && copies_->lower();
   if (!at::GradMode::is_enabled()) return;
-  reducer_->before_forward();
-  for (const auto& other : others_) other->before_forward();
-  ReducerAccess::impl(*reducer_)->timeline().forward_begins();
-  const auto context = join();
-  if (context && context->throws_early() && module_->is_training()) context->notify(*join_self_);
-  if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
+  try {
+    reducer_->before_forward();
+    for (const auto& other : others_) other->before_forward();
+    ReducerAccess::impl(*reducer_)->timeline().forward_begins();
+    const auto context = join();
+    if (context && context->throws_early() && module_->is_training()) context->notify(*join_self_);
+    if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
+  } catch (...) {
+    forward_failed();
+    throw;
+  }
 }
 
 void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
@@ -132,16 +137,21 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
     if (lowered_here_) copies_->restore();
     return;
   }
-  ReducerAccess::impl(*reducer_)->timeline().forward_ends();
-  if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
   std::vector<at::Tensor> tensors;
   tensors.reserve(outputs.size());
   for (const at::Tensor* output : outputs) tensors.push_back(*output);
   // One rank may evaluate alone; but a model in eval mode can be trained, too.
   const auto forward =
       module_->is_training() ? Reducer::Forward::kInStep : Reducer::Forward::kAside;
-  tensors = reducer_->prepare_for_backward(tensors, forward);
-  for (const auto& other : others_) tensors = other->prepare_for_backward(tensors, forward);
+  try {
+    ReducerAccess::impl(*reducer_)->timeline().forward_ends();
+    if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
+    tensors = reducer_->prepare_for_backward(tensors, forward);
+    for (const auto& other : others_) tensors = other->prepare_for_backward(tensors, forward);
+  } catch (...) {
+    forward_failed();
+    throw;
+  }
   for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
 }
 

@@ -319,6 +319,29 @@ TEST(MixedPrecisionTest, OrdersOfCalls) {
   });
 }
 
+// Parameters are themselves again also where it is not the module's forward that throws.
+TEST(MixedPrecisionTest, WhatIsAroundForwardThrows) {
+  for (const auto when : {BufferSync::kBeforeForward, BufferSync::kAfterForward}) {
+    run_ranks(2, [when](Rank& r, const ProcessGroup& world) {
+      torch::nn::Sequential net(Linear(6, 4), torch::nn::BatchNorm1d(4));
+      DistributedDataParallel model(
+          net, world, with({.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16}));
+      bool fails = true;
+      model.register_buffer_hook(
+          [&fails](const ProcessGroup&, const NamedTensors&) {
+            if (fails) throw std::runtime_error("a bad day");
+          },
+          when);
+      const auto x = input_of(r.id(), 0, {4, 6});
+      EXPECT_THAT(text_of([&] { model(x); }), HasSubstr("a bad day"));
+      expect_types(*net, at::kFloat);
+      fails = false;
+      model(x).sum().backward();
+      expect_types(*net, at::kFloat);
+    });
+  }
+}
+
 // Sparse gradients, unused parameters, and types that are left alone.
 TEST(MixedPrecisionTest, OtherParameters) {
   struct MixImpl : torch::nn::Module {
