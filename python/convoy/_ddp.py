@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from convoy import _C
 from convoy._error import ArgumentError, Error
-from convoy._groups import _store_of
+from convoy._groups import DEFAULT_TIMEOUT, _factory, _store_of
 from convoy._join import Join, ModelPart
 
 CPU = torch.device("cpu")
@@ -95,22 +95,44 @@ class DistributedDataParallel(nn.Module, Joinable):
             skip_all_reduce_unused_params=bool(skip_all_reduce_unused_params),
             forward_sync_buffers=True if sync is None else bool(sync),
             ignore=sorted(ignored & existing), delayed=delayed, mixed_precision=_types(mixed_precision))
-        self._make_core(init_sync, keeps_buffers=broadcast_buffers is False and forward_sync_buffers is None)
-
-    def _make_core(self, init_sync: bool, keeps_buffers: bool = False) -> None:
-        """keeps_buffers: broadcast_buffers=False means so from the start."""
-        self._core = _C.DdpCore(
-            _Module(self.module), _backend(self.process_group), _store(self.process_group),
-            init_sync=bool(init_sync) and not keeps_buffers, **self._arguments)
-        self.reducer = self._core.reducer
+        self._begin_anew()
+        # broadcast_buffers=False means so from the start.
+        keeps_buffers = broadcast_buffers is False and forward_sync_buffers is None
+        self._make_core(self.process_group, init_sync=bool(init_sync) and not keeps_buffers)
         if init_sync and keeps_buffers and self.process_group.size() > 1:
             self.reducer.broadcast([each.detach() for each in self.reducer.parameters()])
+
+    def _begin_anew(self) -> None:
+        self._core: _C.DdpCore | None = None
+        self._lets_go = False  # of the module: there will be no core any more
         self._lowers = self._arguments["mixed_precision"] is not None
-        self._input_type = self._core.input_type
+        self._input_type: torch.dtype | None = None
+        if self._lowers:
+            low, _, _, casts_inputs = self._arguments["mixed_precision"]
+            self._input_type = low if casts_inputs else None
         self._part: ModelPart | None = None
         self._pause: Any = None  # of require_backward_grad_sync = False
         self._begun = False
         self._error = self._hook_name = ""
+
+    def _make_core(self, group: dist.ProcessGroup, init_sync: bool = False) -> _C.DdpCore:
+        """Collective."""
+        self._core = _C.DdpCore(_Module(self.module), _backend(group), _store(group), init_sync=init_sync,
+                                **self._arguments)
+        return self._core
+
+    def _need_core(self) -> _C.DdpCore:
+        """A copy, or a model that comes out of a file, has none before it is trained: one rank alone may
+        make it, and who only looks at it does not need one. Then it is collective."""
+        if self._core is not None:
+            return self._core
+        if self._lets_go:
+            raise Error("DistributedDataParallel: its hooks were removed; wrap the module again", "invalid argument")
+        return self._make_core(self.process_group)
+
+    @property
+    def reducer(self) -> _C.Reducer:
+        return self._need_core().reducer
 
     # --- a step ---
 
@@ -119,7 +141,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         if not torch.is_grad_enabled():
             if not self._lowers:
                 return self.module(*inputs, **kwargs)
+            if core is None:
+                return self._forward_of_copy(inputs, kwargs)
         else:
+            if core is None:
+                core = self._need_core()
             if not self._begun:
                 self._begin()
             if self._join_config.enable and self._part is not None:
@@ -130,12 +156,21 @@ class DistributedDataParallel(nn.Module, Joinable):
         core.before_forward(self.training)
         try:
             output = self.module(*inputs, **kwargs)
+            if type(output) is torch.Tensor:
+                return core.after_forward([output])[0]
+            return _with_tensors(output, core.after_forward)
         except BaseException:
             core.forward_failed()
             raise
-        if type(output) is torch.Tensor:
-            return core.after_forward([output])[0]
-        return _with_tensors(output, core.after_forward)
+
+    def _forward_of_copy(self, inputs: tuple, kwargs: dict[str, Any]):
+        """With mixed precision, without gradients and without a core."""
+        low = self._arguments["mixed_precision"][0]
+        if self._input_type is not None:
+            inputs, kwargs = tree_map_only(torch.Tensor, self._cast, (inputs, kwargs))
+        lowered = {name: each.to(low) for name, each in self.module.named_parameters()
+                   if low is not None and each.is_floating_point() and name not in self.parameters_to_ignore}
+        return torch.func.functional_call(self.module, lowered, inputs, kwargs)
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._input_type) if tensor.is_floating_point() else tensor
@@ -147,7 +182,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        return not self.reducer.is_paused
+        return self._core is None or not self._core.reducer.is_paused
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
@@ -177,7 +212,16 @@ class DistributedDataParallel(nn.Module, Joinable):
         first. Parameters, buffers and states of sharded optimizers become those of the rank that has
         made most backwards; hooks and optimizers stay, gradients are None.
         """
-        self._core.update_process_group(_backend(process_group), _store(process_group))
+        self._leave_join()  # torch's Join does not tell us when an exception has ended it
+        joins = self._core is None and not self._lets_go
+        try:
+            # A copy that was not trained joins those who were; its old group may be dead.
+            core = self._make_core(_alone()) if joins else self._need_core()
+            core.update_process_group(_backend(process_group), _store(process_group))
+        except BaseException:
+            if joins:
+                self._core = None
+            raise
         self.process_group = process_group
 
     def _update_process_group(self, new_process_group) -> None:
@@ -192,11 +236,12 @@ class DistributedDataParallel(nn.Module, Joinable):
                     divide_by_initial_world_size=divide_by_initial_world_size)
 
     def _joinable(self) -> _C.DdpCore:
-        return self._core
+        return self._need_core()
 
     def join_hook(self, **kwargs) -> ModelPart:
         """For torch.distributed.algorithms.Join."""
         self._leave_join()
+        self._need_core()  # now, on all ranks: later some have inputs, and others not
         self._part = ModelPart(self, kwargs.get("divide_by_initial_world_size", True))
         return self._part
 
@@ -217,10 +262,13 @@ class DistributedDataParallel(nn.Module, Joinable):
     # --- hooks ---
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
-        """hook(state, bucket) gives a torch.futures.Future of the reduced buffer, or a tensor."""
+        """hook(state, bucket) gives a torch.futures.Future of the reduced buffer, or a tensor.
+
+        One hook at a time: the next bucket's starts when this one's future is there. Callbacks may
+        communicate, and do so in the same order on all ranks."""
         if not callable(hook):
             raise self._logged(TypeError("Communication hook must be callable."))
-        self.reducer.register_comm_hook(state, hook)
+        self.reducer.register_comm_hook(state, hook, overlaps=_is_one_operation(hook))
         self._hook_name = getattr(hook, "__qualname__", type(hook).__qualname__)
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
@@ -276,7 +324,7 @@ class DistributedDataParallel(nn.Module, Joinable):
                 torch.futures.collect_all(futures).wait()
 
         after = getattr(comm_hook_location, "name", "POST_FORWARD") == "POST_FORWARD"
-        self._core.set_buffer_hook(run, after)
+        self._need_core().set_buffer_hook(run, after)
 
     # --- buffers ---
 
@@ -303,7 +351,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _sync_buffers(self) -> None:
         """Buffers become rank 0's. Collective."""
-        self._core.sync_buffers()
+        self._need_core().sync_buffers()
 
     def _default_broadcast_coalesced(self, bufs=None, bucket_size=None, authoritative_rank=0) -> None:
         """For buffer hooks: what happens without one. Collective."""
@@ -330,7 +378,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _set_static_graph(self) -> None:
         try:
-            self._core.set_static_graph()
+            if self._core is not None:
+                self._core.set_static_graph()
         except Error as error:
             raise self._logged(Error("_set_static_graph should be called before training loop starts: "
                                      f"{error}", error.kind)) from None
@@ -342,13 +391,14 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _check_reducer_finalized(self) -> None:
         """Raises if the last backward still waits for gradients."""
-        self.reducer.before_forward()
+        if self._core is not None:
+            self._core.reducer.before_forward()
 
     def _remove_autograd_hooks(self) -> None:
         """Lets go of the module, which can be wrapped again; this one then only calls it."""
         self._leave_join()
         self.__dict__["forward"] = self.module
-        del self.reducer, self._core
+        self._core, self._lets_go = None, True
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Nothing to set: outputs may be modified in place, and are not copied for it."""
@@ -368,7 +418,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if sample_rate < 1:
             raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
-        self._core.set_sample_rate(sample_rate)
+        self._need_core().set_sample_rate(sample_rate)
 
     def _logged(self, error: Exception) -> Exception:
         self._error = str(error)
@@ -377,7 +427,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """What torch logs, by torch's names. Times are nanoseconds."""
         data: dict[str, Any] = {name: value if name in _TEXTS else int(value)
-                                for name, value in self._core.stats().items()}
+                                for name, value in self._need_core().stats().items()}
         data["comm_hook"] = self._hook_name or None
         data["dtypes"] = ", ".join(sorted(data["dtypes"].lower().split(", ")))
         # torch does not count frozen parameters.
@@ -400,20 +450,24 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     # --- state ---
 
+    def _restore_parameters(self) -> None:
+        if self._core is not None:
+            self._core.restore_parameters()
+
     def state_dict(self, *args, **kwargs):
-        self._core.restore_parameters()
+        self._restore_parameters()
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args, **kwargs):
-        self._core.restore_parameters()
+        self._restore_parameters()
         return super().load_state_dict(*args, **kwargs)
 
     def __getstate__(self):
-        """As torch's: a copy, or a model that comes out of a file, makes a new reducer."""
-        self._core.restore_parameters()
+        """As torch's: a copy, or a model that comes out of a file, makes a new reducer when it is trained."""
+        self._restore_parameters()
         state = self.__dict__.copy()
-        for name in ("reducer", "process_group", "device_mesh", "_core", "_part", "_pause"):
-            del state[name]
+        for name in ("process_group", "device_mesh", "forward", "_core", "_part", "_pause"):
+            state.pop(name, None)
         return state | {"_join_config": _JoinConfig.construct_disabled_join_config()}
 
     def __reduce_ex__(self, protocol):
@@ -426,7 +480,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         super().__setstate__(state)
         self.process_group = process_group or _world("load it into")
         self.device_mesh = None
-        self._make_core(init_sync=False)
+        self._begin_anew()
 
     def __deepcopy__(self, memo):
         made = self.__class__.__new__(self.__class__)
@@ -522,6 +576,20 @@ def _world(purpose: str) -> dist.ProcessGroup:
         raise Error(f"DistributedDataParallel: there is no group to {purpose}; call "
                     "init_process_group first", "invalid argument")
     return dist.group.WORLD
+
+
+def _alone() -> dist.ProcessGroup:
+    """A group of this rank, of which no other knows."""
+    return _factory(dist.HashStore(), 0, 1, DEFAULT_TIMEOUT, CPU)
+
+
+def _is_one_operation(hook: Callable) -> bool:
+    """True for hooks that are known to communicate once, in the thread that calls them."""
+    from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
+
+    known = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook,
+             debugging_hooks.noop_hook)
+    return any(hook is each for each in known)
 
 
 def _backend(group: dist.ProcessGroup):

@@ -172,7 +172,6 @@ void add_ddp(py::module_& module) {
       .def_property_readonly(
           "reducer", [](PythonDdp& self) -> Reducer& { return self.core().reducer(); },
           py::return_value_policy::reference_internal)
-      .def_property_readonly("input_type", [](PythonDdp& self) { return self.core().input_type(); })
       .def(
           "before_forward",
           [](PythonDdp& self, bool training) {

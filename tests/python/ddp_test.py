@@ -60,6 +60,23 @@ class Structured(nn.Module):
         return Output(self.a(x), {"more": [self.b(x), "text"]}, 7)
 
 
+class Strange(nn.Linear):
+    """Its output cannot be taken apart."""
+
+    def __init__(self):
+        super().__init__(6, 2)
+
+    def forward(self, x):
+        self.output = Refuses(super().forward(x), {}, 0)
+        return self.output
+
+
+@dataclasses.dataclass
+class Refuses(Output):
+    def __copy__(self):
+        raise ValueError("no members")
+
+
 def batch(step=0):
     return torch.randn(5, 6, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
 
@@ -170,6 +187,27 @@ def hooks():
                  lambda: model(batch()).sum().backward())
 
 
+def hooks_in_order(kind):
+    """Hooks whose callbacks communicate, over many buckets: ranks must issue in the same order."""
+    all = []
+    # batched_powerSGD_hook of torch 2.13 gives this function matrices that it does not take.
+    takes_batches = power_sgd._orthogonalize
+    power_sgd._orthogonalize = lambda given, *more: takes_batches(given.view(-1, *given.shape[-2:]), *more)
+    for hook in [power_sgd.powerSGD_hook, power_sgd.batched_powerSGD_hook,
+                 default_hooks.fp16_compress_wrapper(power_sgd.powerSGD_hook)]:
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.Linear(6, 24), *[nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(12)])
+        model = kind(module, bucket_cap_mb=1e-4)
+        model.register_comm_hook(power_sgd.PowerSGDState(None, 1, 2), hook)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(8):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+        all += [each.detach().clone() for each in module.parameters()]
+    return torch.cat([each.flatten() for each in all]).tolist()
+
+
 def expect_error(text, function):
     try:
         function()
@@ -240,6 +278,68 @@ def copies():
         torch.testing.assert_close(again.module.first.weight.grad, module.first.weight.grad)
 
 
+def copies_alone():
+    """One rank copies, writes and reads; all go on. Who trains a copy makes its reducer, all ranks together."""
+    torch.manual_seed(1)
+    half = torch.bfloat16
+    model = convoy.DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    low = convoy.DistributedDataParallel(nn.Linear(6, 2), mixed_precision=convoy.MixedPrecision(half))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(model):
+        for step in range(2):
+            model.zero_grad()
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+
+    def expect_equal(model):
+        for each in [*model.parameters(), *(each.grad for each in model.parameters())]:
+            all = [torch.empty_like(each) for _ in range(dist.get_world_size())]
+            dist.all_gather(all, each.detach())
+            assert all[0].equal(all[-1])
+
+    train(model)
+    if dist.get_rank() == 0:
+        kept = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(low)]
+        for each in kept:
+            each.eval()
+            with torch.no_grad():
+                assert each(batch()).dtype == (half if each is kept[2] else torch.float)
+            each._check_reducer_finalized()
+            assert each.require_backward_grad_sync and list(each.state_dict())
+            again = copy.deepcopy(each)
+            again.load_state_dict(each.state_dict())
+        assert kept[0].module[0].weight.equal(model.module[0].weight)
+        assert all(each._core is None for each in kept)  # nothing that other models have to wait for
+    train(model)
+    expect_equal(model)
+    twin, other, third = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(low)
+    twin.register_comm_hook(None, default_hooks.allreduce_hook)
+    for each in [twin, other]:
+        train(each)
+        expect_equal(each)
+        torch.testing.assert_close(each.module[0].weight.grad, twin.module[0].weight.grad)
+    third(batch()).sum().backward()
+    assert third.module.weight.dtype == torch.float
+    expect_equal(third)
+    sharded = convoy.ShardedOptimizer(third, torch.optim.SGD, lr=0.1, in_backward=True)
+    fourth = pickle.loads(pickle.dumps(third))
+    for _ in range(2):
+        third(batch()).sum().backward()
+        assert third.module.weight.grad is None
+    assert sharded.stats()["steps"] == 2
+    fourth(batch()).sum().backward()
+    assert fourth.module.weight.grad is not None
+    # Without a core it joins those who have one, or others like it.
+    fifth = copy.deepcopy(model)
+    fifth.update_process_group(dist.new_group([0, 1]))
+    train(fifth)
+    expect_equal(fifth)
+    fifth._remove_autograd_hooks()
+    assert list(fifth.state_dict())
+    expect_error("hooks were removed", lambda: fifth.reducer)
+
+
 def mixed_precision():
     half, full = torch.bfloat16, torch.float32
     reference = Net().to(half).requires_grad_()
@@ -274,6 +374,17 @@ def mixed_precision():
         assert module.first.weight.dtype == full
         expect_error("shapes", lambda: model(batch()[:, :3]))
         assert module.first.weight.dtype == full
+        # Also if it is not forward that fails.
+        for place in [torchs._BufferCommHookLocation.PRE_FORWARD, torchs._BufferCommHookLocation.POST_FORWARD]:
+            model = convoy.DistributedDataParallel(module, mixed_precision=given, find_unused_parameters=True)
+
+            def fails(state, buffers):
+                raise ValueError("no buffers today")
+
+            model._register_buffer_comm_hook(None, fails, place)
+            expect_error("no buffers today", lambda: model(batch()))
+            assert module.first.weight.dtype == full
+        expect_error("no members", lambda: convoy.DistributedDataParallel(Strange(), mixed_precision=given)(batch()))
     expect_error("keep_low_precision_grads", lambda: convoy.DistributedDataParallel(
         nn.Linear(6, 2), mixed_precision=fsdp.MixedPrecision(half, keep_low_precision_grads=True)))
     expect_error("no floating-point type", lambda: convoy.DistributedDataParallel(
@@ -474,6 +585,12 @@ class Ddp(TestCase):
     def test_hooks(self):
         ranks.run(hooks, 2)
 
+    def test_hooks_that_communicate_in_callbacks(self):
+        ours = ranks.run(hooks_in_order, 2, convoy.DistributedDataParallel)
+        self.assertEqual(ours[0], ours[1])
+        theirs = ranks.run(hooks_in_order, 2, convoy.DistributedDataParallel, backend="gloo")
+        torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(theirs[0]), rtol=1e-4, atol=1e-5)
+
     def test_errors_are_on_all_ranks(self):
         ranks.run(errors, 2)
 
@@ -484,7 +601,7 @@ class Ddp(TestCase):
         ranks.run(structures, 2)
 
     def test_copies_and_ignored_names(self):
-        ranks.run(copies, 2)
+        ranks.run(several, 2, copies, copies_alone)
 
     def test_names_and_optimizers(self):
         ranks.run(several, 2, mixed_precision, names, optimizers_in_backward)

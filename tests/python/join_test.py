@@ -204,6 +204,40 @@ def an_exception():
     assert isinstance(copy.deepcopy(model), nn.parallel.DistributedDataParallel)
 
 
+def an_exception_in_torchs():
+    """Of which torch's Join tells its joinables nothing."""
+    model, _ = wrap()
+    try:
+        with TorchsJoin([model]):
+            loss_of(model, batch(0, dist.get_rank())).backward()
+            raise ValueError("no more of this")
+    except ValueError:
+        pass
+    model.update_process_group(dist.new_group([0, 1]))
+    loss_of(model, batch(0, 0)).backward()
+    plain = make()
+    loss_of(plain, batch(0, 0)).backward()
+    torch.testing.assert_close(model.module[0].weight.grad, plain[0].weight.grad)
+
+
+def a_copy():
+    """Makes its reducer where all ranks are: a rank may have no inputs at all."""
+    for which in range(2):
+        model, _ = wrap()
+        twin = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(twin.parameters(), RATE)
+        with join_of(which, twin):
+            for _ in range(2 * dist.get_rank()):
+                loss_of(twin, batch(0, 0)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for each in twin.parameters():
+            all = [torch.empty_like(each) for _ in range(dist.get_world_size())]
+            dist.all_gather(all, each.detach())
+            assert all[0].equal(all[-1])
+        assert not twin.module[0].weight.equal(model.module[0].weight)
+
+
 class JoinTest(TestCase):
     def test_uneven_inputs(self):
         ranks.run(uneven, 3)
@@ -212,7 +246,8 @@ class JoinTest(TestCase):
         ranks.run(uneven, 2, backend="gloo")
 
     def test_buffers_and_others(self):
-        ranks.run(all_of, 2, [with_buffers, sharded, with_others, ends_early, an_exception])
+        ranks.run(all_of, 2, [with_buffers, sharded, with_others, ends_early, an_exception,
+                            an_exception_in_torchs, a_copy])
 
 
 def all_of(functions):
