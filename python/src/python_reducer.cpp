@@ -50,8 +50,8 @@ enum class HookOrder { kOverlaps, kOneAtATime };
 // future issues operations, as torch's powerSGD_hook does, these run on the group's thread: beside
 // the next hook in backward's thread, ranks would not issue in the same order.
 CommHook comm_hook(py::object state, py::object function, HookOrder order) {
-  const auto call = [state = held(std::move(state)), function = held(std::move(function))](
-                        const GradBucket& bucket) -> HookResult {
+  const auto call = [state = held(std::move(state)),
+                     function = held(std::move(function))](const GradBucket& bucket) -> HookResult {
     const py::gil_scoped_acquire gil;
     try {
       const py::object result = (*function)(*state, std::make_shared<GradBucket>(bucket));
@@ -142,14 +142,15 @@ void add_reducer(py::module_& module) {
           py::keep_alive<0, 1>())
       .def_property_readonly("is_paused", &Reducer::is_paused)
       .def("sync_gradients", &Reducer::sync_gradients, no_gil)
-      .def("register_comm_hook",
-           [](Reducer& self, py::object state, py::object hook, bool overlaps) {
-             auto made = comm_hook(std::move(state), std::move(hook),
-                                   overlaps ? HookOrder::kOverlaps : HookOrder::kOneAtATime);
-             const py::gil_scoped_release released;
-             self.register_comm_hook(std::move(made));
-           },
-           py::arg("state"), py::arg("hook"), py::arg("overlaps") = false)
+      .def(
+          "register_comm_hook",
+          [](Reducer& self, py::object state, py::object hook, bool overlaps) {
+            auto made = comm_hook(std::move(state), std::move(hook),
+                                  overlaps ? HookOrder::kOverlaps : HookOrder::kOneAtATime);
+            const py::gil_scoped_release released;
+            self.register_comm_hook(std::move(made));
+          },
+          py::arg("state"), py::arg("hook"), py::arg("overlaps") = false)
       .def("register_builtin_comm_hook",
            [](Reducer& self, const std::string& name) {
              auto made = builtin_hook(name);
