@@ -90,10 +90,10 @@ fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
 
 bench: bench-quick bench-group bench-faults ## the benchmarks that take minutes
 
-bench-coll: build ## collectives beside Gloo, Open MPI and the machine's limit, into build/bench/coll.json
+bench-coll: bootstrap-peers build ## collectives beside Gloo, Open MPI, oneCCL and the machine's limit, into build/bench/coll.json
 	@bench/coll.py
 
-bench-quick: build ## the same in two minutes: fewer sizes, fewer rounds
+bench-quick: bootstrap-peers build ## the same in two minutes: fewer sizes, fewer rounds
 	@bench/coll.py --quick
 
 bench-group: build ## what process groups cost beside the collectives below, into build/bench/group.json
@@ -158,6 +158,7 @@ bootstrap_groups_lint = build lint
 bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
+bootstrap_groups_peers = build peers
 bootstrap_groups_asan = core
 bootstrap_groups_tsan = core
 
@@ -177,6 +178,7 @@ build/%/build.ninja: CMakePresets.json build/%/settings
 .PRECIOUS: build/%/build.ninja build/%/settings
 build/%/settings: always
 	@mkdir -p $(@D); text='$(CONVOY_TORCH) $(CONVOY_VENV) $(CMAKE_ARGS)'; \
+	  [ ! -e '$(CONVOY_VENV)/oneccl/packages' ] || text+=' oneccl'; \
 	  [ -e $@ ] && [ "$$text" = "$$(cat $@)" ] || printf '%s\n' "$$text" >$@
 
 .PHONY: $(targets) always

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Times our collectives beside their peers, in turns, and writes build/bench/coll.json.
 
-Peers: Gloo through torch.distributed, Open MPI (its default, and settings that are better
-somewhere), our own backend "mpi" over it, and the hand-written limit of bench/limit. A peer that is not installed is left out, and
-that is said. Run it through `make bench-coll` or `make bench-quick`, on a machine that does nothing
-else: with other work beside it only large differences mean something.
+Peers: Gloo through torch.distributed, Open MPI and oneCCL (their defaults, and settings that are
+better somewhere), our own backend "mpi" over Open MPI, and the hand-written limit of bench/limit. A
+peer that is not installed is left out, and that is said. Run it through `make bench-coll` or `make
+bench-quick`, on a machine that does nothing else: with other work beside it only large differences
+mean something.
 """
 
 import argparse
@@ -23,6 +24,13 @@ KB, MB = 1 << 10, 1 << 20
 MPI_SETTINGS = {
     "default": [],
     "copy in copy out": ["--mca", "btl_vader_single_copy_mechanism", "none"],
+}
+# Over Intel MPI, with the algorithms that were best in a search (of them, for bf16 from 64 KB to 4 MB
+# the default is better); its default; and over libfabric.
+ONECCL_SETTINGS = {
+    "tuned": {"CCL_ALLREDUCE": "direct:0-131072;nreduce:131073-max", "CCL_REDUCE_SCATTER": "naive"},
+    "default": {},
+    "ofi": {"CCL_ATL_TRANSPORT": "ofi"},
 }
 LARGE = [MB, 4 * MB, 25 * MB, 100 * MB]
 # (operation, type, path, ranks, sizes, peer, least ratio): what we promise on an idle 2-core machine.
@@ -68,7 +76,7 @@ def cases(quick):
                 yield from ((ranks, op, "f32", both, size) for size in some)
 
 
-def start_sides(ranks, wanted, most_bytes):
+def start_sides(ranks, wanted, most_bytes, quick):
     found = [sides.convoy(ranks)]
     found += [sides.convoy(ranks, setting) for setting in wanted if "=" in setting]
     if "limit" in wanted:
@@ -78,6 +86,8 @@ def start_sides(ranks, wanted, most_bytes):
             found += [sides.open_mpi(ranks, *setting) for setting in MPI_SETTINGS.items()]
         else:
             print("openmpi: not installed; left out")
+    if "oneccl" in wanted:
+        found += start_oneccl(ranks, quick)
     if "mpi" in wanted:
         if shutil.which("mpirun") and (sides.BIN / ".." / "lib" / "libconvoy_mpi.so").exists():
             found.append(sides.convoy_mpi(ranks))
@@ -85,6 +95,24 @@ def start_sides(ranks, wanted, most_bytes):
             print("mpi: not built; left out")
     if "gloo" in wanted:
         found.append(sides.gloo(ranks))
+    return found
+
+
+def start_oneccl(ranks, quick):
+    if not (sides.BIN / "bench_oneccl").exists() or not sides.one_ccl_folder().exists():
+        print("oneccl: not installed; left out")
+        return []
+    # With more ranks than cores the others collapse.
+    settings = ["default"] if ranks > sides.cores() else ["tuned"] if quick else ONECCL_SETTINGS
+    found = []
+    for setting in settings:
+        side = sides.one_ccl(ranks, setting, ONECCL_SETTINGS[setting])
+        try:  # it is installed by itself, so it must not stop the others where it does not run
+            side.run(("barrier", "f32", "private", 0, 0.001), limit=60)
+            found.append(side)
+        except sides.SideFailed as error:
+            print(f"oneccl: left out, because {error}")
+            side.close()
     return found
 
 
@@ -144,7 +172,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer sizes, less than two minutes")
     parser.add_argument("--rounds", type=int, help="times that every side measures every case")
     parser.add_argument("--seconds", type=float, default=0.03, help="of one measurement, about")
-    parser.add_argument("--peers", default="limit,openmpi,mpi,gloo",
+    parser.add_argument("--peers", default="limit,openmpi,oneccl,mpi,gloo",
                         help="also NAME=value: ourselves, with this variable set")
     parser.add_argument("--ops", help="only these operations")
     parser.add_argument("--ranks", help="only these numbers of ranks")
@@ -166,7 +194,7 @@ def main():
     start = time.monotonic()
     for ranks in sorted({c[0] for c in todo}):
         peers = options.peers.split(",")
-        running = start_sides(ranks, peers, max(c[4] for c in todo))
+        running = start_sides(ranks, peers, max(c[4] for c in todo), options.quick)
         try:
             for _, op, dtype, paths, size in (c for c in todo if c[0] == ranks):
                 cases_here = [(op, dtype, path, size, options.seconds) for path in paths]

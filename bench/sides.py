@@ -124,6 +124,31 @@ def mpirun(name, setting, ranks, arguments, program):
                 {"OMPI_MCA_btl_base_warn_component_unused": "0"})
 
 
+def one_ccl(ranks, setting, environment):
+    """Over Intel MPI, which pins ranks itself; with CCL_ATL_TRANSPORT=ofi without a launcher, over
+    libfabric's shared memory. Either way the caller does the work: a worker thread would fight with
+    it for its core."""
+    folder = one_ccl_folder()
+    environment = {"CCL_WORKER_OFFLOAD": "0", "CCL_KVS_IFACE": "lo", "FI_PROVIDER_PATH": str(folder / "lib"),
+                   "I_MPI_ROOT": str(folder), "I_MPI_FABRICS": "shm"} | environment
+    if ranks > cores():
+        environment |= {"CCL_YIELD": "sched_yield"}
+    program = [BIN / "bench_oneccl"]
+    if environment.get("CCL_ATL_TRANSPORT") != "ofi":
+        commands = [[folder / "bin" / "mpiexec.hydra", "-n", str(ranks), *program]]
+    else:
+        environment |= {"CCL_PROCESS_LAUNCHER": "none", "CCL_ATL_SHM": "1", "FI_PROVIDER": "tcp"}
+        pins = [["taskset", "-c", str(core)] for core in sorted(os.sched_getaffinity(0))]
+        commands = [[*(pins[rank] if ranks <= cores() else []), "env", f"CCL_LOCAL_RANK={rank}",
+                     f"CCL_LOCAL_SIZE={ranks}", *program] for rank in range(ranks)]
+    return Side("oneccl", setting, ranks, commands, environment)
+
+
+def one_ccl_folder():
+    """Where tools/bootstrap puts oneCCL."""
+    return venv() / "oneccl"
+
+
 def gloo(ranks):
     return torch_distributed("gloo", ranks)
 
@@ -135,8 +160,12 @@ def torch_distributed(backend, ranks):
                  "PYTHONPATH": str(BIN.parent / "python")})
 
 
+def venv():
+    return ROOT / os.environ.get("CONVOY_VENV", ".venv")
+
+
 def venv_python():
-    return ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
+    return venv() / "bin" / "python"
 
 
 # For programs that measure all their cases at one go and print {case: microseconds}.
@@ -200,7 +229,7 @@ class Results:
         for turn in range(rounds):
             self.probe(sides, cases)
             for side in sides[turn % len(sides):] + sides[:turn % len(sides)]:
-                if side.name in ("openmpi", "mpi", "gloo"):
+                if side.name in ("openmpi", "oneccl", "mpi", "gloo"):
                     self.add(side, cases, side.run(cases[0]))
                 else:
                     for case in cases:
