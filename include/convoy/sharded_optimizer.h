@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "convoy/join.h"
@@ -81,6 +82,9 @@ class ShardedOptimizerBase : public torch::optim::Optimizer, public Joinable {
                        const std::vector<torch::optim::OptimizerParamGroup>& groups,
                        std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                        const ShardedOptimizerOptions& options);
+  // Instead of step(), where what leads to it has failed: the others do not wait for this rank.
+  // Throws kInvalidArgument with the reason, and on the other ranks that this one has refused.
+  void refuse_step(const std::string& reason);
 
  private:
   friend class ShardedJoinHook;

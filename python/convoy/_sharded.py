@@ -69,8 +69,7 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
             norm_type=norm_type, skip_nonfinite=skip_nonfinite)
         if in_backward:  # what schedulers have changed counts for the next backward
             self._opt_called = True  # they warn if step() was not
-            this = weakref.ref(self)
-            model.register_forward_pre_hook(lambda *_: _hand_over(this()))
+            model.register_forward_pre_hook(_BeforeForward(self))
 
     def _check_groups(self) -> None:
         for group in self.param_groups:
@@ -85,9 +84,20 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        _hand_over(self)
-        self._shards.step()
+        self._step()
         return loss
+
+    def _step(self) -> None:
+        try:
+            _hand_over(self)
+        except Exception as error:
+            try:
+                self._shards.refuse_step(f"{type(error).__name__}: {error}")  # the others wait for this rank
+            except Error as told:
+                if told.kind != "invalid argument":
+                    raise
+            raise
+        self._shards.step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is made: parameters are divided among the ranks once."""
@@ -117,8 +127,7 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
 
     def _step_without_input(self) -> None:
         if not self._in_backward:
-            _hand_over(self)
-            self._shards.step()
+            self._step()
 
     def stats(self) -> dict[str, float]:
         """steps, skipped, norm (of the last gradients, if it was needed), numbers, state_bytes."""
@@ -155,8 +164,22 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
             self.state = _Elsewhere(dict)
 
 
-def _hand_over(optimizer: ShardedOptimizer | None) -> None:
+def _hand_over(optimizer: ShardedOptimizer) -> None:
     """Options as they are now."""
-    if optimizer is not None:
-        optimizer._check_groups()
-        optimizer._shards.set_options(optimizer.param_groups)
+    optimizer._check_groups()
+    optimizer._shards.set_options(optimizer.param_groups)
+
+
+class _BeforeForward:
+    """A hook of the model's. Its copies have no such optimizer."""
+
+    def __init__(self, optimizer: ShardedOptimizer | None = None) -> None:
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+
+    def __call__(self, *_: object) -> None:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is not None:
+            _hand_over(optimizer)
+
+    def __reduce__(self):
+        return _BeforeForward, ()

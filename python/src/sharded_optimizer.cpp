@@ -63,6 +63,8 @@ class AnySharded final : public ShardedOptimizerBase {
       : ShardedOptimizerBase(reducer, groups, std::move(defaults), options),
         kind_(std::move(kind)) {}
 
+  using ShardedOptimizerBase::refuse_step;
+
   void set_options(const py::list& groups) {
     auto& mine = param_groups();
     if (groups.size() != mine.size()) {
@@ -148,6 +150,9 @@ void add_sharded_optimizer(py::module_& module) {
       .def("set_options", &AnySharded::set_options)
       .def(
           "step", [](AnySharded& self) { self.step(); }, no_gil)
+      .def(
+          "refuse_step",
+          [](AnySharded& self, const std::string& reason) { self.refuse_step(reason); }, no_gil)
       .def("states", &states_of)
       .def("load_states", &load_states)
       .def("stats", &stats_of);

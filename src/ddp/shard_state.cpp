@@ -1,4 +1,5 @@
 // ShardedOptimizer: where parameters and states lie, checkpoints, change of group.
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Storage.h>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "convoy/allocator.h"
 #include "ddp/hook_state.h"
 #include "ddp/sharded_optimizer_impl.h"
 
@@ -97,6 +99,8 @@ void ShardedOptimizerBase::Impl::move_in() {
     member.home = home_of(memory_.mine, member.offset, member.parameter);
     hold(member);
   }
+  // What the parameters left is as large as they are, and nothing may ever need it again.
+  if (is_allocator_installed()) trim_allocator();
 }
 
 // The parameter's data may have been replaced, as torch::load does.
@@ -111,6 +115,13 @@ void ShardedOptimizerBase::Impl::hold(Member& member) {
   if (!parameter.sizes().equals(member.home.sizes())) {
     fail(ErrorKind::kInvalidArgument, kShardedName, ": ", name_of(member), " has sizes ",
          parameter.sizes(), " now, and had ", member.home.sizes());
+  }
+  const auto needs =
+      at::detail::computeStorageNbytes(parameter.sizes(), parameter.strides(), parameter.itemsize(),
+                                       static_cast<std::size_t>(parameter.storage_offset()));
+  if (parameter.storage().nbytes() < needs) {
+    fail(ErrorKind::kInvalidArgument, kShardedName, ": the memory of ", name_of(member),
+         " was freed");
   }
   member.home.copy_(parameter.detach());
   parameter.set_data(member.home);

@@ -66,7 +66,7 @@ std::optional<std::vector<ShardedOptimizerBase::Impl::Places>> ShardedOptimizerB
   try {
     take_rules();
     for (Member& member : members_) hold(member);
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {  // others wait for this rank below
     if (own.error.empty()) own.error = e.what();
   }
   constexpr std::size_t kHead = 9, kWord = sizeof(std::uint64_t), kPlace = 2 * kWord;
@@ -146,14 +146,15 @@ ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
   return own;
 }
 
-void ShardedOptimizerBase::Impl::step() {
+void ShardedOptimizerBase::Impl::step(const std::string& error) {
   const auto reducer = reducer_.lock();
   if (!reducer) refuse("step: its reducer is no more");
   if (options_.in_backward) refuse("step: backward() is the step, by in_backward");
   if (reducer->is_busy()) refuse("step: inside of a backward");
   const at::NoGradGuard no_grad;
   for (bool again = false;; again = true) {
-    const Own own = look_at_gradients(*reducer);
+    Own own = look_at_gradients(*reducer);
+    if (!error.empty()) own.error = concat(kShardedName, ": ", error);
     if (const auto places = meet(own)) return run(own.has, *places);
     CONVOY_CHECK(!again, "gradients that cannot be reduced");
     reducer->sync_gradients();

@@ -82,7 +82,7 @@ ShardedOptimizerBase::Impl::Impl(ShardedOptimizerBase& owner, Reducer& reducer,
     check(options_);
     find_members(reducer);
     lines = describe_with(rules());
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {  // others wait in agree()
     error = e.what();
   }
   agree(group_, "sharded optimizer", lines, error, 0);
@@ -256,6 +256,11 @@ at::Tensor ShardedOptimizerBase::step(LossClosure closure) {
   notify_join_context();
   impl_->step();
   return loss;
+}
+
+void ShardedOptimizerBase::refuse_step(const std::string& reason) {
+  notify_join_context();
+  impl_->step(reason.empty() ? "this rank cannot make the step" : reason);
 }
 
 ShardedOptimizerBase::Stats ShardedOptimizerBase::stats() const { return impl_->stats(); }

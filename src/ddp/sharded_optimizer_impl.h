@@ -38,8 +38,8 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   void attach(const std::shared_ptr<Reducer::Impl>& reducer);
   void detach() noexcept;
 
-  // Collective.
-  void step();
+  // Collective. With an error this rank only tells the others, and throws it.
+  void step(const std::string& error = {});
   States states() const;
   void load_states(const States& states);
   Stats stats() const;

@@ -33,6 +33,29 @@ TEST(ShardedOptimizerTest, NothingIsWrittenBeforeAllHaveCome) {
   });
 }
 
+// What libtorch throws on one rank before the ranks meet is told to all of them: nobody waits.
+TEST(ShardedOptimizerTest, AnErrorOfLibtorchBeforeTheStep) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = make_net();
+    DistributedDataParallel model(net, world);
+    ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1);
+    model(input_of(r.id(), 0, {4, 6})).sum().backward();
+    const at::Tensor weight = net->parameters()[0];
+    const at::Tensor kept = weight.detach();
+    if (r.id() == 1) {
+      at::Tensor gone = kept.clone();
+      gone.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "this memory is no more");
+      weight.set_data(gone);
+    }
+    EXPECT_THAT(text_of([&] { optimizer.step(); }),
+                HasSubstr(r.id() == 1 ? "this memory is no more" : "rank 1 has refused the step"));
+    if (r.id() == 1) weight.set_data(kept);
+    optimizer.step();
+    expect_equal_on_all(world, net->parameters());
+  });
+}
+
 // Every rank moves the version counters of all parameters, also of what others have written.
 TEST(ShardedOptimizerTest, ARetainedGraphThrows) {
   for (const How& how : hows()) {

@@ -123,6 +123,45 @@ def groups_and_errors():
         raise AssertionError("ranks differ")
 
 
+def refused():
+    """What keeps one rank from a step is told to all of them, at once; then the step works."""
+    ours, plain = make(), make()
+    model = convoy.DistributedDataParallel(ours)
+    optimizer = convoy.ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    model(batch(0, 0)).sum().backward()
+    mine = dist.get_rank() == 1
+    weight = ours[0].weight
+    kept = weight.data
+
+    def freed():  # as is done by those who put parameters away between steps
+        weight.data = kept.clone()
+        weight.data.untyped_storage().resize_(0)
+
+    def restored():
+        weight.data = kept
+
+    group = optimizer.param_groups[0]
+    for spoil, repair, text in [
+            (lambda: group.update(lr="fast"), lambda: group.update(lr=0.1), "fast"),
+            (lambda: group.update(maximize=True), lambda: group.update(maximize=False), "maximize"),
+            (lambda: group.pop("momentum"), lambda: group.update(momentum=0), "momentum"),
+            (freed, restored, "0.weight")]:
+        if mine:
+            spoil()
+        try:
+            optimizer.step()
+        except Exception as error:
+            assert (text if mine else "rank 1 has refused") in str(error), error
+        else:
+            raise AssertionError(text)
+        if mine:
+            repair()
+    optimizer.step()
+    plain(batch(0, 0)).sum().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    same(ours, plain)
+
+
 def writes(path):
     model = convoy.DistributedDataParallel(make())
     optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=torch.tensor(0.01))
@@ -178,6 +217,9 @@ class Sharded(TestCase):
 
     def test_groups_and_errors(self):
         ranks.run(groups_and_errors, 2)
+
+    def test_one_rank_refuses(self):
+        ranks.run(refused, 2)
 
     def test_other_numbers_of_ranks(self):
         with ranks.folder() as folder:
