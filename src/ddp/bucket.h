@@ -33,6 +33,9 @@ struct Bucket {
   bool private_memory = false;  // some rank's buffer cannot be shared
   // The last round left it as it was: gradients are this rank's own. See ShardPort.
   bool deferred = false;
+  // No round has ended with it. Shared memory has its pages from the start: those of slots that are
+  // not used are given back.
+  bool fresh = true;
 
   // In a backward:
   std::size_t pending = 0;  // parameters whose gradient is not there yet

@@ -9,6 +9,7 @@
 #include "ddp/norm_group.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
+#include "tensor/memory.h"
 
 namespace convoy {
 
@@ -216,9 +217,17 @@ void Reducer::Impl::close(Outcome outcome) {
     parameter.kept.reset();
     parameter.graph.reset();
     parameter.rows.reset();
+    // Once more: a peer that has mapped the bucket since then has touched all of it.
+    if (parameter.stays && parameter.bucket != kNone && bucket_of(parameter).fresh) {
+      const at::Tensor& slot = bucket_of(parameter).slots[parameter.slot];
+      if (!is_alias(tensors_[i].grad(), slot)) give_pages_back(slot);
+    }
     parameter.stays = false;
   }
-  for (Bucket& bucket : buckets_) bucket.result.reset();
+  for (Bucket& bucket : buckets_) {
+    bucket.result.reset();
+    bucket.fresh = false;
+  }
   for (const auto& port : ports_) port->closed();
   learnt_ |= good && !shadowing_;
   armed_ = false;

@@ -231,6 +231,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   ShardPort* port_of(const Bucket& bucket) const;
   bool defers(const Bucket& bucket) const;
   void place(Bucket&& bucket);
+  void move_gradients(Bucket& bucket);
   std::uint64_t layout_hash() const;
 
   std::vector<at::Tensor> tensors_;

@@ -13,6 +13,7 @@
 #include "ddp/bucket_plan.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
+#include "tensor/memory.h"
 
 namespace convoy {
 
@@ -115,9 +116,10 @@ void Reducer::Impl::add_buckets() {
     for (auto& list : plan(delayed)) {
       const at::ScalarType type = travels_as(list.front());
       place(make_bucket(group_, tensors_, std::move(list), type));
+      share_buckets();
+      move_gradients(buckets_.back());  // one after the other: what they leave is freed
     }
   }
-  share_buckets();
 }
 
 void Reducer::Impl::place(Bucket&& made) {
@@ -129,12 +131,23 @@ void Reducer::Impl::place(Bucket&& made) {
     const std::size_t i = bucket.parameters[slot];
     parameters_[i].bucket = b;
     parameters_[i].slot = slot;
+  }
+}
+
+// Those that are there already, into their bucket.
+void Reducer::Impl::move_gradients(Bucket& bucket) {
+  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+    const std::size_t i = bucket.parameters[slot];
     at::Tensor& gradient = tensors_[i].mutable_grad();
     const bool moves = options_.gradient_as_bucket_view && gradient.defined() &&
                        !gradient.requires_grad() && gradient.layout() == c10::kStrided &&
                        gradient.scalar_type() == bucket.buffer.scalar_type() &&
                        gradient.sizes().equals(bucket.slots[slot].sizes());
-    if (!moves || can_stay(i)) continue;
+    if (!moves) continue;
+    if (can_stay(i)) {
+      give_pages_back(bucket.slots[slot]);
+      continue;
+    }
     bucket.slots[slot].copy_(gradient);
     gradient = bucket.handle(slot);
   }

@@ -2,10 +2,13 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
 
+#include <cstdint>
 #include <cstring>
 
 #include "base/error.h"
+#include "os/segment.h"
 #include "transport/shm/fabric.h"
 
 namespace convoy {
@@ -60,6 +63,16 @@ bool is_shared_memory(const at::Tensor& tensor) {
   const auto& storage = tensor.storage();
   if (storage.nbytes() == 0) return false;
   return static_cast<bool>(shm::Fabric::instance().locate(storage.data(), storage.nbytes()));
+}
+
+void give_pages_back(const at::Tensor& tensor) {
+  if (tensor.nbytes() == 0 || !is_shared_memory(tensor)) return;
+  auto* const data = static_cast<std::byte*>(tensor.mutable_data_ptr());
+  const std::size_t page = page_size();
+  const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
+  if (tensor.nbytes() < before + page) return;
+  // Where the kernel cannot, they stay.
+  ::madvise(data + before, (tensor.nbytes() - before) / page * page, MADV_REMOVE);
 }
 
 }  // namespace convoy

@@ -20,4 +20,8 @@ at::Tensor empty_from(c10::Allocator* allocator, at::IntArrayRef sizes,
 // True if all of the tensor's storage lies in such memory of this process.
 bool is_shared_memory(const at::Tensor& tensor);
 
+// Gives the whole pages of a dense tensor in such memory back to the system until somebody touches
+// them again: its contents are lost, in all processes.
+void give_pages_back(const at::Tensor& tensor);
+
 }  // namespace convoy

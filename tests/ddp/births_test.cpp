@@ -1,6 +1,12 @@
 // Gradients that are born in shared memory, with the step allocator.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
 #include "convoy/allocator.h"
 #include "convoy/sharded_optimizer.h"
+#include "ddp/reducer_impl.h"
 #include "ddp/support.h"
 #include "tensor/memory.h"
 
@@ -66,6 +72,64 @@ TEST(BirthsTest, GradientsAreReducedWhereTheyAre) {
       }
     }
     EXPECT_FALSE(is_shared_memory(at::empty({256, 128})));  // outside of a backward
+  });
+}
+
+// Bytes of a tensor's whole pages that have memory behind them.
+std::size_t resident_bytes(const at::Tensor& tensor) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  auto* const data = static_cast<std::byte*>(tensor.mutable_data_ptr());
+  const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(data) % page) % page;
+  std::vector<unsigned char> pages((tensor.nbytes() - before) / page);
+  EXPECT_EQ(::mincore(data + before, pages.size() * page, pages.data()), 0);
+  return page * static_cast<std::size_t>(
+                    std::count_if(pages.begin(), pages.end(), [](auto bits) { return bits & 1; }));
+}
+
+// Gradients that are elsewhere leave their buckets without memory; those that come later get it.
+TEST(BirthsTest, BucketsThatAreNotUsedTakeNoMemory) {
+  for (const bool shards : {false, true}) {
+    run_processes(2, [shards](Rank& r, const ProcessGroup& world) {
+      install_allocator();
+      auto net = make_net();
+      DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+      std::unique_ptr<torch::optim::Optimizer> optimizer;
+      if (shards) {
+        optimizer = std::make_unique<ShardedOptimizer<torch::optim::SGD>>(model.reducer(), 0.0);
+      }
+      const auto slot = [&] {
+        const auto place = ReducerAccess::impl(model.reducer())->place_of(2);
+        return place.bucket->slots[place.slot];
+      };
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        loss_of(model, r.id(), step).backward();
+        EXPECT_TRUE(is_born_shared(net->parameters()[2].grad()));
+        EXPECT_EQ(resident_bytes(slot()), 0);
+        if (!shards) expect_gradients_of_step(*net, 2, step);
+        if (shards) optimizer->step();
+      }
+      for (const auto& parameter : net->parameters()) {
+        parameter.mutable_grad() = at::zeros_like(parameter);  // private: is copied into its bucket
+      }
+      loss_of(model, r.id(), 3).backward();
+      EXPECT_GT(resident_bytes(slot()), 0);
+      if (!shards) expect_gradients_of_step(*net, 2, 3);
+      if (shards) optimizer->step();
+      expect_equal_on_all(world, net->parameters());
+    });
+  }
+}
+
+// A sharded optimizer moves parameters into shared memory: where they were, nothing is kept.
+TEST(BirthsTest, ParametersThatHaveMovedLeaveNoMemory) {
+  run_processes(2, [](Rank&, const ProcessGroup& world) {
+    install_allocator();
+    Linear net(1024, 1024);
+    DistributedDataParallel model(net, world);
+    const ShardedOptimizer<torch::optim::SGD> optimizer(model.reducer(), 0.1);
+    EXPECT_TRUE(is_shared_memory(net->weight));
+    EXPECT_LT(allocator_stats().cached_bytes, net->weight.nbytes());
   });
 }
 
