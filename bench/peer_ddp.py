@@ -86,12 +86,30 @@ class Ranks:
             pids = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
             dist.all_gather(pids, torch.tensor([os.getpid()]))
             return {str(rank): pid.item() for rank, pid in enumerate(pids)}
+        if op == "pairs":
+            return self.pairs(*words)
         model, way, count = words
         syncs = way != "no_sync"
         self.trainer = self.trainer or Trainer(model)
         self.trainer.step(syncs)  # warms up
         times = [self.trainer.step(syncs) for _ in range(int(count))]
         return {"us": times, "loss": self.trainer.first_loss}
+
+    def pairs(self, model, *words):
+        """Two models whose steps take turns."""
+        *ways, count = words
+        trainers = [Trainer(model) for _ in ways]
+        times = {way: [] for way in ways}
+
+        def step(i):
+            return trainers[i].step(ways[i] != "no_sync")
+
+        for i in (0, 1, 1, 0, 0, 1):
+            step(i)
+        for turn in range(int(count)):
+            for i in (turn % 2, 1 - turn % 2):  # each inherits the other's caches
+                times[ways[i]].append(step(i))
+        return times
 
 
 def main():
