@@ -134,7 +134,7 @@ void add_reducer(py::module_& module) {
       .def("__enter__", &Pause::enter)
       .def("__exit__", [](Pause& self, const py::args&) { self.leave(); });
 
-  py::class_<Joinable>(module, "Joinable");
+  const py::class_<Joinable> joinable(module, "Joinable");
   py::class_<Reducer, Joinable>(module, "Reducer")
       .def("before_forward", &Reducer::before_forward, no_gil)
       .def(

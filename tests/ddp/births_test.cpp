@@ -22,8 +22,12 @@ torch::nn::Sequential make_net() {
   });
 }
 
+std::uint64_t seed_of(int step, int rank) {
+  return std::uint64_t{100} * static_cast<std::uint64_t>(step) + static_cast<std::uint64_t>(rank);
+}
+
 at::Tensor loss_of(auto& module, int rank, int step) {
-  return module(random(static_cast<std::uint64_t>(100 * step + rank), {4, 8})).pow(2).mean();
+  return module(random(seed_of(step, rank), {4, 8})).pow(2).mean();
 }
 
 // Ranks that are processes: the allocator is one for all threads.
@@ -202,9 +206,7 @@ TEST(BirthsTest, GradientsThatAutogradStillNeeds) {
       auto net = make();
       DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.01, .launch = launch});
       for (int step = 0; step < 6; ++step) {
-        const auto input = [&](int rank) {
-          return random(static_cast<std::uint64_t>(10 * step + rank), {256, 8});
-        };
+        const auto input = [&](int rank) { return random(seed_of(step, rank), {256, 8}); };
         net->zero_grad();
         model(input(r.id())).pow(2).sum().backward();
         auto local = make();
@@ -231,7 +233,7 @@ TEST(BirthsTest, GradientsThatAreOne) {
   run_processes(2, [](Rank& r, const ProcessGroup& world) {
     install_allocator();
     const auto input = [&](int rank, int step) {
-      return random(static_cast<std::uint64_t>(10 * step + rank), {1, 128, 256});
+      return random(seed_of(step, rank), {1, 128, 256});
     };
     for (const bool sums : {false, true}) {
       SCOPED_TRACE(sums);
