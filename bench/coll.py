@@ -25,7 +25,7 @@ MPI_SETTINGS = {
     "default": [],
     "copy in copy out": ["--mca", "btl_vader_single_copy_mechanism", "none"],
 }
-# Over Intel MPI, with the algorithms that were best in a search (of them, for bf16 from 64 KB to 4 MB
+# Over Intel MPI, with the best of the few algorithms that were tried (for bf16 from 64 KB to 4 MB
 # the default is better); its default; and over libfabric.
 ONECCL_SETTINGS = {
     "tuned": {"CCL_ALLREDUCE": "direct:0-131072;nreduce:131073-max", "CCL_REDUCE_SCATTER": "naive"},
@@ -103,7 +103,7 @@ def start_oneccl(ranks, quick):
     if not (sides.BIN / "bench_oneccl").exists() or not sides.one_ccl_folder().exists():
         print("oneccl: not installed; left out")
         return []
-    # With more ranks than cores the others collapse.
+    # With more ranks than cores nreduce collapses, and ofi was no better than the default.
     settings = ["default"] if ranks > sides.cores() else ["tuned"] if quick else ONECCL_SETTINGS
     found = []
     for setting in settings:
