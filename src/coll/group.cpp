@@ -206,10 +206,13 @@ void Group::Impl::progress() {
     --waiting_;
     if (queue_.empty()) return;
     run_next(lock);
-    // A callback has given the turn away, and another thread runs in the place of this one.
-    const auto me = std::this_thread::get_id();
-    if (std::ranges::any_of(retired_, [&](const auto& each) { return each.get_id() == me; }))
-      return;
+    // A callback has given the turn away, and another thread runs in the place of this one. Nobody
+    // else joins it before the group ends: it must not be kept until then.
+    const auto mine = std::ranges::find(retired_, std::this_thread::get_id(), &std::thread::get_id);
+    if (mine == retired_.end()) continue;
+    mine->detach();
+    retired_.erase(mine);
+    return;
   }
 }
 

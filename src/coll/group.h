@@ -59,7 +59,8 @@ class Group {
  public:
   // Called when an operation has finished, on the thread that finished it; nullptr: it succeeded.
   // Must not throw. That of a collective may issue collectives of this group and wait for them:
-  // they run inside it. That of a message must not wait for messages.
+  // they run inside it, or beside it if callbacks are nested deeply. That of a message must not
+  // wait for messages.
   using Callback = std::function<void(std::exception_ptr)>;
 
   // Collective: returns when all `size` ranks have called it. The store's keys must be fresh
