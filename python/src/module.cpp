@@ -51,6 +51,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed");  // the base classes
 
   // Not only for this module: torch's own functions throw our errors.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): it wants a function of this type
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);

@@ -8,7 +8,7 @@ namespace convoy {
 
 using std::chrono::steady_clock;
 
-constinit QuickClock::Anchor QuickClock::anchor_;
+constinit QuickClock::Anchor QuickClock::anchor;
 
 #if defined(__x86_64__)
 namespace {
@@ -30,7 +30,7 @@ bool ticks_are_time() noexcept {
 
 }  // namespace
 
-QuickClock::time_point QuickClock::look() noexcept {
+QuickClock::TimePoint QuickClock::look() noexcept {
   using namespace std::chrono_literals;
   // Between these two ticks lies the look; a thread that was interrupted there knows nothing.
   constexpr std::uint64_t kMostTicksOfALook = 2000;
@@ -41,16 +41,16 @@ QuickClock::time_point QuickClock::look() noexcept {
   static constinit std::uint64_t first_tick = 0, first_time = 0;
 
   const std::uint64_t before = __rdtsc();
-  const time_point now = steady_clock::now();
+  const TimePoint now = steady_clock::now();
   const std::uint64_t tick = __rdtsc();
   if (tick - before > kMostTicksOfALook || !ticks_are_time()) return now;
-  std::uint64_t version = anchor_.version.load(std::memory_order_relaxed);
+  std::uint64_t version = anchor.version.load(std::memory_order_relaxed);
   if (version % 2 != 0 ||
-      !anchor_.version.compare_exchange_strong(version, version + 1, std::memory_order_acquire)) {
+      !anchor.version.compare_exchange_strong(version, version + 1, std::memory_order_acquire)) {
     return now;  // another thread does it
   }
   const auto time = static_cast<std::uint64_t>(now.time_since_epoch().count());
-  const std::uint64_t known = anchor_.rate.load(std::memory_order_relaxed);
+  const std::uint64_t known = anchor.rate.load(std::memory_order_relaxed);
   std::uint64_t rate = known;
   bool restart = first_time == 0;
   if (!restart && time - first_time >= kLeastSpan) {
@@ -73,10 +73,10 @@ QuickClock::time_point QuickClock::look() noexcept {
     first_time = time;
   }
   // Release stores: whoever sees one of them also sees the odd version.
-  anchor_.tick.store(tick, std::memory_order_release);
-  anchor_.time.store(time, std::memory_order_release);
-  anchor_.rate.store(rate, std::memory_order_release);
-  anchor_.version.store(version + 2, std::memory_order_release);
+  anchor.tick.store(tick, std::memory_order_release);
+  anchor.time.store(time, std::memory_order_release);
+  anchor.rate.store(rate, std::memory_order_release);
+  anchor.version.store(version + 2, std::memory_order_release);
   return now;
 }
 #endif

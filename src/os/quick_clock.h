@@ -18,19 +18,19 @@ namespace convoy {
 // the real clock. Thread-safe.
 class QuickClock {
  public:
-  using time_point = std::chrono::steady_clock::time_point;
-  using duration = std::chrono::steady_clock::duration;
+  using TimePoint = std::chrono::steady_clock::time_point;
+  using Duration = std::chrono::steady_clock::duration;
 
-  static time_point now() noexcept {
+  static TimePoint now() noexcept {
 #if defined(__x86_64__)
-    const std::uint64_t version = anchor_.version.load(std::memory_order_acquire);
-    const std::uint64_t tick = anchor_.tick.load(std::memory_order_acquire);
-    const std::uint64_t time = anchor_.time.load(std::memory_order_acquire);
-    const std::uint64_t rate = anchor_.rate.load(std::memory_order_acquire);
-    const bool whole = anchor_.version.load(std::memory_order_relaxed) == version;
+    const std::uint64_t version = anchor.version.load(std::memory_order_acquire);
+    const std::uint64_t tick = anchor.tick.load(std::memory_order_acquire);
+    const std::uint64_t time = anchor.time.load(std::memory_order_acquire);
+    const std::uint64_t rate = anchor.rate.load(std::memory_order_acquire);
+    const bool whole = anchor.version.load(std::memory_order_relaxed) == version;
     const std::uint64_t since = __rdtsc() - tick;
     if (whole && version % 2 == 0 && rate != 0 && since < kMostTicks) [[likely]] {
-      return time_point(duration(static_cast<duration::rep>(time + (since * rate >> kShift))));
+      return TimePoint(Duration(static_cast<Duration::rep>(time + (since * rate >> kShift))));
     }
     return look();
 #else
@@ -52,9 +52,9 @@ class QuickClock {
   static constexpr int kShift = 32;
 
   // The real clock; and anchors what comes next to it.
-  static time_point look() noexcept;
+  static TimePoint look() noexcept;
 
-  static Anchor anchor_;
+  static Anchor anchor;
 };
 
 }  // namespace convoy

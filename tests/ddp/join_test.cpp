@@ -317,13 +317,13 @@ class Counter : public Joinable {
   }
   std::unique_ptr<JoinHook> join_hook(const JoinOptions&) override {
     struct Hook : JoinHook {
-      explicit Hook(Counter& counter) : counter_(counter) {}
+      explicit Hook(Counter& it) : counter(it) {}
       void main_hook(const JoinStep& step) override {
-        counter_.lives.push_back(step.live);
-        counter_.add(0);
+        counter.lives.push_back(step.live);
+        counter.add(0);
       }
-      void post_hook(const JoinEnd& end) override { counter_.ends.push_back(end); }
-      Counter& counter_;
+      void post_hook(const JoinEnd& end) override { counter.ends.push_back(end); }
+      Counter& counter;
     };
     return std::make_unique<Hook>(*this);
   }

@@ -201,7 +201,7 @@ void leave_stale_name(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size());
-  ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  ASSERT_EQ(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
 }
 
 // Several sweep and offer the same name: one gets it, and it stays.
@@ -259,7 +259,8 @@ TEST_F(QueueLifeTest, AnOfferWithoutDescriptors) {
   const rlimit none{.rlim_cur = 3, .rlim_max = before.rlim_max};
   testing::internal::CaptureStderr();
   ::setrlimit(RLIMIT_NOFILE, &none);
-  ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  EXPECT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
+            0);
   pollfd answer{client.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&answer, 1, 150), 0);
   ::setrlimit(RLIMIT_NOFILE, &before);
