@@ -18,7 +18,8 @@ class Segment {
  public:
   enum class Warm {
     kNo,   // pages are allocated, page tables are filled on first touch
-    kYes,  // page tables are filled now: the first copy runs at full speed
+    kYes,  // page tables are filled now, with huge pages where the kernel gives them: the first
+           // copy runs at full speed
   };
 
   Segment() = default;

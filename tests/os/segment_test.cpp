@@ -29,18 +29,20 @@ using test::RankMode;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// Bytes of the mapping that are in this process's page tables.
-std::size_t resident_bytes(const void* address) {
+// Bytes that /proc/self/smaps tells of the mapping under this name.
+std::size_t mapped_bytes(const void* address, const std::string& name) {
   std::ostringstream begin;
   begin << std::hex << reinterpret_cast<std::uintptr_t>(address) << "-";
   std::istringstream lines(read_file("/proc/self/smaps").value_or(""));
   bool here = false;
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with(begin.str())) here = true;
-    if (here && line.starts_with("Rss:")) return parse_field(line, "Rss").value_or(0) * 1024;
+    if (here && line.starts_with(name + ":")) return parse_field(line, name).value_or(0) * 1024;
   }
   return 0;
 }
+// In this process's page tables.
+std::size_t resident_bytes(const void* address) { return mapped_bytes(address, "Rss"); }
 
 TEST(SegmentTest, IsZeroedWritableAndRoundedUp) {
   const auto segment = Segment::create(1, "test");
@@ -67,6 +69,23 @@ TEST(SegmentTest, WarmFillsThePageTables) {
   const auto warm = Segment::create(kMiB, "warm", Segment::Warm::kYes);
   EXPECT_LT(resident_bytes(cold.data()), kMiB);
   EXPECT_EQ(resident_bytes(warm.data()), kMiB);
+}
+
+// Where the kernel moves shared memory to huge pages at all.
+TEST(SegmentTest, HugePagesIfThereAreAny) {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE
+  const auto small = Segment::create(4 * kMiB, "small");
+  const auto huge = Segment::create(5 * kMiB, "huge", Segment::Warm::kYes);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(huge.data()) % (2 * kMiB), 0u);
+  EXPECT_EQ(resident_bytes(huge.data()), huge.size());
+  EXPECT_TRUE(std::all_of(huge.bytes().begin(), huge.bytes().end(),
+                          [](std::byte b) { return b == std::byte{}; }));
+  std::memset(huge.data(), 7, huge.size());
+  const auto again = Segment::adopt(UniqueFd(::dup(huge.fd())), huge.size(), Segment::Warm::kYes);
+  EXPECT_EQ(std::memcmp(again.data(), huge.data(), huge.size()), 0);
+  if (::madvise(small.data(), small.size(), kCollapse) != 0) return;
+  EXPECT_EQ(mapped_bytes(huge.data(), "ShmemPmdMapped"), 4 * kMiB);
+  EXPECT_EQ(mapped_bytes(again.data(), "ShmemPmdMapped"), 4 * kMiB);
 }
 
 TEST(SegmentTest, LabelIsShownAndMayBeLong) {
