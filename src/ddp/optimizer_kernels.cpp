@@ -1,6 +1,11 @@
 #include "ddp/optimizer_kernels.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstring>
+
+#include "ddp/commit_word.h"
 
 // Compiled with -O3 and without contraction: see CMakeLists.txt. The loops are plain, so that the
 // compiler makes vectors of them; of two versions the CPU takes the one that it can run. Both give
@@ -11,62 +16,134 @@
 #define CONVOY_CLONES
 #endif
 #define CONVOY_BODY inline __attribute__((always_inline))
+#define CONVOY_ELEMENT __attribute__((always_inline))
+// The next loop's elements do not depend on each other.
+#if defined(__clang__)
+#define CONVOY_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define CONVOY_INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 namespace convoy {
 namespace {
 
+// Small enough to stay in registers: memory then sees one pass over all that there is to read, side
+// by side.
+constexpr std::size_t kPiece = 16;
+// Bytes ahead that lines are asked for: there are more streams than the processor follows by
+// itself.
+constexpr std::size_t kAhead = 2048;
+
+template <class T>
+CONVOY_BODY void ask_for(const T* piece) {
+  const auto* const ahead = reinterpret_cast<const char*>(piece) + kAhead;
+  for (std::size_t line = 0; line < kPiece * sizeof(T); line += 64) {
+    __builtin_prefetch(ahead + line, 0, 0);
+  }
+}
+
+// A pass with all that Passage says: change(i, gradient) for every number.
+template <bool kTwoGradients, class T, std::size_t kStates, class Change>
+CONVOY_BODY void pass_with(const Passage<T>& passage, const T* gradient,
+                           const std::array<T*, kStates>& states, std::size_t count,
+                           const Change& change) {
+  // Of its own: the barrier below would have it read again.
+  const std::array<T*, 3> copies = passage.copies;
+  const T* const second = passage.second_gradient;
+  const T share = passage.share;
+  const std::size_t journal = passage.journal;
+  const std::atomic_ref<std::uint64_t> word(*passage.word);
+  const auto piece = [&](std::size_t begin, std::size_t numbers) CONVOY_ELEMENT {
+    T gradients[kPiece];
+    CONVOY_INDEPENDENT
+    for (std::size_t i = 0; i < numbers; ++i) {
+      gradients[i] = gradient[begin + i];
+      if constexpr (kTwoGradients) gradients[i] = (gradients[i] + second[begin + i]) * share;
+    }
+    for (std::size_t s = 0; s < kStates; ++s) {
+      if (copies[s] == nullptr) continue;
+      std::memcpy(copies[s] + begin, states[s] + begin, numbers * sizeof(T));
+    }
+    // Not before the copies, and not after what they are copies of.
+    word.store(CommitWord::changing(journal, begin + numbers), std::memory_order_release);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    CONVOY_INDEPENDENT
+    for (std::size_t i = 0; i < numbers; ++i) change(begin + i, gradients[i]);
+  };
+  std::size_t begin = 0;
+  for (; begin + kPiece <= count; begin += kPiece) {
+    ask_for(gradient + begin);
+    if constexpr (kTwoGradients) ask_for(second + begin);
+    piece(begin, kPiece);
+  }
+  if (begin < count) piece(begin, count - begin);
+}
+
+template <class T, std::size_t kStates, class Change>
+CONVOY_BODY void pass(const Passage<T>& passage, const T* gradient,
+                      const std::array<T*, kStates>& states, std::size_t count,
+                      const Change& change) {
+  if (passage.word == nullptr) {
+    CONVOY_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) change(i, gradient[i]);
+  } else if (passage.second_gradient == nullptr) {
+    pass_with<false>(passage, gradient, states, count, change);
+  } else {
+    pass_with<true>(passage, gradient, states, count, change);
+  }
+}
+
 enum class Momentum { kNone, kPlain, kNesterov };
 
 template <Momentum kMomentum, class T>
-CONVOY_BODY void sgd(const SgdStep& step, T* __restrict parameter, const T* __restrict gradient,
-                     T* __restrict buffer, std::size_t count) {
+CONVOY_BODY void sgd(const SgdStep& step, T* parameter, const T* gradient, T* buffer,
+                     std::size_t count, const Passage<T>& passage) {
   const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale);
   const T momentum = static_cast<T>(step.momentum);
   // The first gradient is taken as it is, whatever the dampening.
   const bool first = step.first;
   const T fresh = first ? T{1} : static_cast<T>(1 - step.dampening);
-  for (std::size_t i = 0; i < count; ++i) {
-    T change = gradient[i] * scale + decay * parameter[i];
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
+    T change = own * scale + decay * parameter[i];
     if constexpr (kMomentum != Momentum::kNone) {
       const T moved = (first ? T{0} : buffer[i] * momentum) + change * fresh;
       buffer[i] = moved;
       change = kMomentum == Momentum::kNesterov ? change + momentum * moved : moved;
     }
     parameter[i] += rate * change;
-  }
+  };
+  pass<T, 1>(passage, gradient, {buffer}, count, change_one);
 }
 
 template <class T>
 CONVOY_BODY void sgd_any(const SgdStep& step, T* parameter, const T* gradient, T* buffer,
-                         std::size_t count) {
+                         std::size_t count, const Passage<T>& passage) {
   if (step.momentum == 0) {
-    sgd<Momentum::kNone, T>(step, parameter, gradient, nullptr, count);
+    sgd<Momentum::kNone, T>(step, parameter, gradient, nullptr, count, passage);
   } else if (step.nesterov) {
-    sgd<Momentum::kNesterov, T>(step, parameter, gradient, buffer, count);
+    sgd<Momentum::kNesterov, T>(step, parameter, gradient, buffer, count, passage);
   } else {
-    sgd<Momentum::kPlain, T>(step, parameter, gradient, buffer, count);
+    sgd<Momentum::kPlain, T>(step, parameter, gradient, buffer, count, passage);
   }
 }
 
 template <bool kLargest, class T>
-CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count) {
-  T* __restrict parameter = memory.parameter;
-  const T* __restrict gradient = memory.gradient;
-  T* __restrict mean = memory.mean;
-  T* __restrict square = memory.square;
-  T* __restrict largest = memory.largest;
+CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count,
+                      const Passage<T>& passage) {
+  const auto [parameter, gradient, mean, square, largest] = memory;
   const auto number = static_cast<double>(step.number);
   const double root = std::sqrt(1 - std::pow(step.beta2, number));
   const T rate = static_cast<T>(-step.lr / (1 - std::pow(step.beta1, number)));
-  const T correction = static_cast<T>(root), eps = static_cast<T>(step.eps);
+  const T correction = static_cast<T>(1 / root), eps = static_cast<T>(step.eps);
   const T shrink = static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1);
   const T decay = static_cast<T>(step.decoupled ? 0 : step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale);
   const T beta1 = static_cast<T>(step.beta1), beta2 = static_cast<T>(step.beta2);
   const T rest1 = static_cast<T>(1 - step.beta1), rest2 = static_cast<T>(1 - step.beta2);
-  for (std::size_t i = 0; i < count; ++i) {
-    const T change = gradient[i] * scale + decay * parameter[i];
+  const auto change_one = [=, parameter = parameter, mean = mean, square = square,
+                           largest = largest](std::size_t i, T own) CONVOY_ELEMENT {
+    const T change = own * scale + decay * parameter[i];
     const T m = mean[i] * beta1 + change * rest1;
     T v = square[i] * beta2 + rest2 * change * change;
     mean[i] = m;
@@ -76,49 +153,49 @@ CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::si
       v = largest[i] > v ? largest[i] : v;
       largest[i] = v;
     }
-    const T bottom = std::sqrt(v) / correction + eps;
+    const T bottom = std::sqrt(v) * correction + eps;
     parameter[i] = parameter[i] * shrink + rate * (m / bottom);
-  }
+  };
+  pass<T, 3>(passage, gradient, {mean, square, largest}, count, change_one);
 }
 
 template <class T>
-CONVOY_BODY void adam_any(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count) {
+CONVOY_BODY void adam_any(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count,
+                          const Passage<T>& passage) {
   if (memory.largest == nullptr) {
-    adam<false, T>(step, memory, count);
+    adam<false, T>(step, memory, count, passage);
   } else {
-    adam<true, T>(step, memory, count);
+    adam<true, T>(step, memory, count, passage);
   }
 }
 
 template <class T>
-CONVOY_BODY void adagrad(const AdagradStep& step, T* __restrict parameter,
-                         const T* __restrict gradient, T* __restrict sum, std::size_t count) {
+CONVOY_BODY void adagrad(const AdagradStep& step, T* parameter, const T* gradient, T* sum,
+                         std::size_t count, const Passage<T>& passage) {
   const auto before = static_cast<double>(step.number - 1);
   const T rate = static_cast<T>(-step.lr / (1 + before * step.lr_decay));
   const T decay = static_cast<T>(step.weight_decay), eps = static_cast<T>(step.eps);
   const T scale = static_cast<T>(step.gradient_scale);
-  for (std::size_t i = 0; i < count; ++i) {
-    const T change = gradient[i] * scale + decay * parameter[i];
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
+    const T change = own * scale + decay * parameter[i];
     const T all = sum[i] + change * change;
     sum[i] = all;
     parameter[i] += rate * (change / (std::sqrt(all) + eps));
-  }
+  };
+  pass<T, 1>(passage, gradient, {sum}, count, change_one);
 }
 
 template <bool kMomentum, bool kCentered, class T>
-CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory,
-                         std::size_t count) {
-  T* __restrict parameter = memory.parameter;
-  const T* __restrict gradient = memory.gradient;
-  T* __restrict square = memory.square;
-  T* __restrict buffer = memory.buffer;
-  T* __restrict mean = memory.mean;
+CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory, std::size_t count,
+                         const Passage<T>& passage) {
+  const auto [parameter, gradient, square, buffer, mean] = memory;
   const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale), eps = static_cast<T>(step.eps);
   const T alpha = static_cast<T>(step.alpha), rest = static_cast<T>(1 - step.alpha);
   const T momentum = static_cast<T>(step.momentum);
-  for (std::size_t i = 0; i < count; ++i) {
-    const T change = gradient[i] * scale + decay * parameter[i];
+  const auto change_one = [=, parameter = parameter, square = square, buffer = buffer, mean = mean](
+                              std::size_t i, T own) CONVOY_ELEMENT {
+    const T change = own * scale + decay * parameter[i];
     T v = square[i] * alpha + rest * change * change;
     square[i] = v;
     if constexpr (kCentered) {
@@ -132,19 +209,20 @@ CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory
       buffer[i] = moved;
     }
     parameter[i] += rate * moved;
-  }
+  };
+  pass<T, 3>(passage, gradient, {square, buffer, mean}, count, change_one);
 }
 
 template <class T>
 CONVOY_BODY void rmsprop_any(const RmsPropStep& step, const RmsPropMemory<T>& memory,
-                             std::size_t count) {
+                             std::size_t count, const Passage<T>& passage) {
   const bool moves = step.momentum != 0;
   if (memory.mean == nullptr) {
-    moves ? rmsprop<true, false, T>(step, memory, count)
-          : rmsprop<false, false, T>(step, memory, count);
+    moves ? rmsprop<true, false, T>(step, memory, count, passage)
+          : rmsprop<false, false, T>(step, memory, count, passage);
   } else {
-    moves ? rmsprop<true, true, T>(step, memory, count)
-          : rmsprop<false, true, T>(step, memory, count);
+    moves ? rmsprop<true, true, T>(step, memory, count, passage)
+          : rmsprop<false, true, T>(step, memory, count, passage);
   }
 }
 
@@ -184,36 +262,36 @@ CONVOY_BODY double magnitude(const T* values, std::size_t count) {
 }  // namespace
 
 CONVOY_CLONES void sgd_step(const SgdStep& step, float* parameter, const float* gradient,
-                            float* buffer, std::size_t count) {
-  sgd_any(step, parameter, gradient, buffer, count);
+                            float* buffer, std::size_t count, const Passage<float>& passage) {
+  sgd_any(step, parameter, gradient, buffer, count, passage);
 }
 CONVOY_CLONES void sgd_step(const SgdStep& step, double* parameter, const double* gradient,
-                            double* buffer, std::size_t count) {
-  sgd_any(step, parameter, gradient, buffer, count);
+                            double* buffer, std::size_t count, const Passage<double>& passage) {
+  sgd_any(step, parameter, gradient, buffer, count, passage);
 }
 CONVOY_CLONES void adam_step(const AdamStep& step, const AdamMemory<float>& memory,
-                             std::size_t count) {
-  adam_any(step, memory, count);
+                             std::size_t count, const Passage<float>& passage) {
+  adam_any(step, memory, count, passage);
 }
 CONVOY_CLONES void adam_step(const AdamStep& step, const AdamMemory<double>& memory,
-                             std::size_t count) {
-  adam_any(step, memory, count);
+                             std::size_t count, const Passage<double>& passage) {
+  adam_any(step, memory, count, passage);
 }
 CONVOY_CLONES void adagrad_step(const AdagradStep& step, float* parameter, const float* gradient,
-                                float* sum, std::size_t count) {
-  adagrad(step, parameter, gradient, sum, count);
+                                float* sum, std::size_t count, const Passage<float>& passage) {
+  adagrad(step, parameter, gradient, sum, count, passage);
 }
 CONVOY_CLONES void adagrad_step(const AdagradStep& step, double* parameter, const double* gradient,
-                                double* sum, std::size_t count) {
-  adagrad(step, parameter, gradient, sum, count);
+                                double* sum, std::size_t count, const Passage<double>& passage) {
+  adagrad(step, parameter, gradient, sum, count, passage);
 }
 CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory,
-                                std::size_t count) {
-  rmsprop_any(step, memory, count);
+                                std::size_t count, const Passage<float>& passage) {
+  rmsprop_any(step, memory, count, passage);
 }
 CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory,
-                                std::size_t count) {
-  rmsprop_any(step, memory, count);
+                                std::size_t count, const Passage<double>& passage) {
+  rmsprop_any(step, memory, count, passage);
 }
 CONVOY_CLONES double sum_of_squares(const float* values, std::size_t count) {
   return squares(values, count);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -7,6 +8,20 @@
 // elements: bits depend neither on the CPU nor on how a tensor is divided. Without torch, for
 // whoever has spans to update: a bucket, a shard.
 namespace convoy {
+
+// What else a step does in its one pass, over numbers whose state survives this process.
+template <class T>
+struct Passage {
+  // A CommitWord, `changing` this journal while the step goes on; nullptr: none of all this. Before
+  // numbers of a state are changed they are copied to its journal, by the place of the state in the
+  // step's memory, and counted in the word.
+  std::uint64_t* word = nullptr;
+  std::size_t journal = 0;
+  std::array<T*, 3> copies = {};
+  // The gradient of a second rank: the step is one with the sum of both, times `share`.
+  const T* second_gradient = nullptr;
+  T share = 1;
+};
 
 struct SgdStep {
   double lr = 0;
@@ -17,9 +32,9 @@ struct SgdStep {
 };
 // `buffer` is not used if momentum is 0.
 void sgd_step(const SgdStep& step, float* parameter, const float* gradient, float* buffer,
-              std::size_t count);
+              std::size_t count, const Passage<float>& passage = {});
 void sgd_step(const SgdStep& step, double* parameter, const double* gradient, double* buffer,
-              std::size_t count);
+              std::size_t count, const Passage<double>& passage = {});
 
 struct AdamStep {
   double lr = 0;
@@ -37,8 +52,10 @@ struct AdamMemory {
   T* square;
   T* largest;
 };
-void adam_step(const AdamStep& step, const AdamMemory<float>& memory, std::size_t count);
-void adam_step(const AdamStep& step, const AdamMemory<double>& memory, std::size_t count);
+void adam_step(const AdamStep& step, const AdamMemory<float>& memory, std::size_t count,
+               const Passage<float>& passage = {});
+void adam_step(const AdamStep& step, const AdamMemory<double>& memory, std::size_t count,
+               const Passage<double>& passage = {});
 
 struct AdagradStep {
   double lr = 0;
@@ -47,9 +64,9 @@ struct AdagradStep {
   double gradient_scale = 1;
 };
 void adagrad_step(const AdagradStep& step, float* parameter, const float* gradient, float* sum,
-                  std::size_t count);
+                  std::size_t count, const Passage<float>& passage = {});
 void adagrad_step(const AdagradStep& step, double* parameter, const double* gradient, double* sum,
-                  std::size_t count);
+                  std::size_t count, const Passage<double>& passage = {});
 
 struct RmsPropStep {
   double lr = 0;
@@ -65,8 +82,10 @@ struct RmsPropMemory {
   T* buffer;
   T* mean;
 };
-void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory, std::size_t count);
-void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory, std::size_t count);
+void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory, std::size_t count,
+                  const Passage<float>& passage = {});
+void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory, std::size_t count,
+                  const Passage<double>& passage = {});
 
 // In f64, in an order that is always the same.
 double sum_of_squares(const float* values, std::size_t count);

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/id.h"
-#include "ddp/optimizer_kernels.h"
 
 namespace convoy {
 namespace {
@@ -52,7 +51,7 @@ struct Applier {
               .nesterov = rule.nesterov,
               .first = step.first,
               .gradient_scale = step.gradient_scale},
-             memory.parameter, memory.gradient, memory.states[0], count);
+             memory.parameter, memory.gradient, memory.states[0], count, memory.passage);
   }
   template <class Rule>
   void adam(const Rule& rule, bool decoupled) const {
@@ -66,7 +65,7 @@ struct Applier {
                .decoupled = decoupled,
                .number = step.number,
                .gradient_scale = step.gradient_scale},
-              all, count);
+              all, count, memory.passage);
   }
   void operator()(const Adam& rule) const { adam(rule, false); }
   void operator()(const AdamW& rule) const { adam(rule, true); }
@@ -77,7 +76,7 @@ struct Applier {
                   .eps = rule.eps,
                   .number = step.number,
                   .gradient_scale = step.gradient_scale},
-                 memory.parameter, memory.gradient, memory.states[0], count);
+                 memory.parameter, memory.gradient, memory.states[0], count, memory.passage);
   }
   void operator()(const RmsProp& rule) const {
     const RmsPropMemory<T> all{memory.parameter, memory.gradient, memory.states[0],
@@ -88,7 +87,7 @@ struct Applier {
                   .weight_decay = rule.weight_decay,
                   .momentum = rule.momentum,
                   .gradient_scale = step.gradient_scale},
-                 all, count);
+                 all, count, memory.passage);
   }
 
   const RuleStep& step;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "convoy/optimizer_in_backward.h"
+#include "ddp/optimizer_kernels.h"
 
 namespace convoy {
 
@@ -38,6 +39,7 @@ struct RuleMemory {
   T* parameter;
   const T* gradient;
   std::array<T*, kMostStates> states;  // nullptr where it keeps none
+  Passage<T> passage = {};
 };
 // Element by element: bits do not depend on how a parameter is divided.
 void apply_rule(const OptimizerRule& rule, const RuleStep& step, const RuleMemory<float>& memory,

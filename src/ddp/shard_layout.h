@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/commit_word.h"
 #include "ddp/optimizer_rule.h"
 
 namespace convoy {
@@ -17,7 +18,7 @@ namespace convoy {
 //
 // A rank's memory for states:
 //   0            commit words, one for each chunk of its blocks: see CommitWord
-//   ...          journals: what the chunks that are being changed were before
+//   ...          journals: what the parts of chunks that are being changed were before
 //   ...          states, block by block
 class ShardLayout {
  public:
@@ -26,6 +27,7 @@ class ShardLayout {
   static constexpr std::int64_t kChunk = 1 << 13;
   // Threads that may update at once.
   static constexpr std::size_t kJournals = 32;
+  static_assert(kJournals < 1U << CommitWord::kJournalBits);
   static constexpr std::size_t kNoState = ~std::size_t{0};
 
   struct Item {
@@ -69,21 +71,6 @@ class ShardLayout {
   std::vector<std::int64_t> numbers_;                // by rank
   std::vector<std::size_t> words_, bytes_, states_;  // by rank
   std::size_t journal_state_bytes_ = 0;              // of one state of one chunk
-};
-
-// Of a chunk: whether its state is whole. Written by the owner alone, release; read by others when
-// the owner is dead. A process stops between two instructions, so that the order in which it wrote
-// is all that counts.
-struct CommitWord {
-  // Nothing is under way: state, and the parameter's numbers in the owner's memory, are those of
-  // the last step that changed them.
-  static constexpr std::uint64_t kWhole = 0;
-  // State is being changed; what it was is in this journal, and what the parameter's numbers were
-  // is in the other ranks' memory, to which the owner copies afterwards.
-  static constexpr std::uint64_t changing(std::size_t journal) { return journal + 1; }
-  static constexpr std::size_t journal_of(std::uint64_t word) {
-    return static_cast<std::size_t>(word - 1);
-  }
 };
 
 }  // namespace convoy

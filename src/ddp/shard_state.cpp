@@ -20,9 +20,12 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-std::atomic_ref<std::uint64_t> word_of(const PeerMemory& memory, int rank, std::size_t index) {
-  auto* const words = reinterpret_cast<std::uint64_t*>(memory.data[static_cast<std::size_t>(rank)]);
-  return std::atomic_ref<std::uint64_t>(words[index]);
+std::uint64_t* word_of(const PeerMemory& memory, int rank, std::size_t index) {
+  return reinterpret_cast<std::uint64_t*>(memory.data[static_cast<std::size_t>(rank)]) + index;
+}
+
+std::uint64_t read(std::uint64_t* word) {
+  return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire);
 }
 
 // Calls function(word, begin, end) for each chunk of a block.
@@ -44,14 +47,14 @@ void gather_state(const ShardLayout& layout, const PeerMemory& memory, std::size
     const std::byte* const base = memory.data[static_cast<std::size_t>(block.owner)];
     if (base == nullptr) continue;
     for_each_chunk(block, [&](std::size_t index, std::int64_t begin, std::int64_t end) {
-      const std::uint64_t word =
-          word_of(memory, block.owner, index).load(std::memory_order_acquire);
-      const std::byte* const from =
+      const std::uint64_t word = read(word_of(memory, block.owner, index));
+      copy_whole_state(
+          word, base + block.states[state] + static_cast<std::size_t>(begin - block.begin) * size,
           word == CommitWord::kWhole
-              ? base + block.states[state] + static_cast<std::size_t>(begin - block.begin) * size
-              : base + layout.journal(block.owner, CommitWord::journal_of(word), state);
-      std::memcpy(whole + static_cast<std::size_t>(begin) * size, from,
-                  static_cast<std::size_t>(end - begin) * size);
+              ? nullptr
+              : base + layout.journal(block.owner, CommitWord::journal_of(word), state),
+          static_cast<std::size_t>(end - begin), size,
+          whole + static_cast<std::size_t>(begin) * size);
     });
   }
 }
@@ -79,7 +82,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::atomic_ref<std::uint64_t> ShardedOptimizerBase::Impl::word(int rank, std::size_t index) const {
+std::uint64_t* ShardedOptimizerBase::Impl::word(int rank, std::size_t index) const {
   return word_of(state_, rank, index);
 }
 
@@ -278,7 +281,7 @@ void ShardedOptimizerBase::Impl::leave_group() {
     const Member& member = members_[block.item];
     const std::byte* const theirs = memory_.data[static_cast<std::size_t>(block.owner)];
     for_each_chunk(block, [&](std::size_t index, std::int64_t begin, std::int64_t end) {
-      if (word(block.owner, index).load(std::memory_order_acquire) != CommitWord::kWhole) return;
+      if (read(word(block.owner, index)) != CommitWord::kWhole) return;
       const std::size_t at = member.offset + static_cast<std::size_t>(begin) * member.number_bytes;
       std::memcpy(mine + at, theirs + at,
                   static_cast<std::size_t>(end - begin) * member.number_bytes);

@@ -176,30 +176,37 @@ void ShardedOptimizerBase::Impl::update_chunk(const Task& task, std::int64_t beg
   const auto numbers = static_cast<std::size_t>(end - begin);
   const std::size_t bytes = numbers * sizeof(T);
 
-  const Gradient& gradient = *task.gradient;
-  const T* reduced = reinterpret_cast<const T*>(gradient.sources[0]) + begin;
-  if (gradient.deferred) {
-    add_up<T>(gradient, begin, end, scratch<T>());
-    reduced = scratch<T>();
-  }
-
+  std::uint64_t* const commit =
+      word(me, block.word + static_cast<std::size_t>((begin - block.begin) / kChunk));
   RuleMemory<T> memory{
-      at_number<T>(memory_.data[static_cast<std::size_t>(me)], member.offset, begin), reduced, {}};
+      .parameter = at_number<T>(memory_.data[static_cast<std::size_t>(me)], member.offset, begin),
+      .gradient = nullptr,
+      .states = {},
+      .passage = {.word = commit, .journal = journal}};
+  const Gradient& gradient = *task.gradient;
+  const auto gradient_of = [&](std::size_t source) {
+    return reinterpret_cast<const T*>(gradient.sources[source]) + begin;
+  };
+  if (!gradient.deferred || gradient.sources.size() == 1) {
+    memory.gradient = gradient_of(0);
+  } else if (gradient.sources.size() == 2) {  // as add_up() would, on the way
+    memory.gradient = gradient_of(0);
+    memory.passage.second_gradient = gradient_of(1);
+    memory.passage.share = op_ == ReduceOp::kAvg ? T{0.5} : T{1};
+  } else {
+    add_up<T>(gradient, begin, end, scratch<T>());
+    memory.gradient = scratch<T>();
+  }
   const unsigned used = states_of(rule);
   std::byte* const base = state_.data[static_cast<std::size_t>(me)];
   for (std::size_t k = 0; k < kMostStates; ++k) {
     if ((used >> k & 1) == 0) continue;
     memory.states[k] = at_number<T>(base, block.states[k], begin - block.begin);
-    std::memcpy(base + layout_.journal(me, journal, k), memory.states[k], bytes);
+    memory.passage.copies[k] = reinterpret_cast<T*>(base + layout_.journal(me, journal, k));
   }
-  const auto commit =
-      word(me, block.word + static_cast<std::size_t>((begin - block.begin) / kChunk));
-  // The journal is written before the word, the word before what it stands for.
-  commit.store(CommitWord::changing(journal), std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   apply_rule(rule, {.number = member.steps, .first = !member.begun, .gradient_scale = scale},
              memory, numbers);
-  commit.store(CommitWord::kWhole, std::memory_order_release);
+  std::atomic_ref<std::uint64_t>(*commit).store(CommitWord::kWhole, std::memory_order_release);
 
   for (std::size_t r = 0; r < memory_.data.size(); ++r) {
     if (static_cast<int>(r) == me || memory_.data[r] == nullptr) continue;

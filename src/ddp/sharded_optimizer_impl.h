@@ -145,7 +145,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   at::Tensor whole_state(std::size_t member, std::size_t state) const;
   void fill_initial(const Member& member, std::byte* to, std::size_t numbers) const;
   bool is_kept(std::size_t member, std::size_t state) const;
-  std::atomic_ref<std::uint64_t> word(int rank, std::size_t index) const;
+  std::uint64_t* word(int rank, std::size_t index) const;  // a CommitWord
 
   ShardedOptimizerBase* owner_;
   ShardedOptimizerOptions options_;

@@ -458,37 +458,5 @@ TEST(OptimizerInBackwardTest, WhatItRefuses) {
   });
 }
 
-// The kernels by themselves: every length and alignment, beside plain arithmetic in f64.
-TEST(OptimizerKernelsTest, EveryLength) {
-  for (const std::int64_t n : {0, 1, 3, 7, 8, 9, 31, 64, 1009}) {
-    for (const std::int64_t shift : {0, 1}) {
-      const auto make = [&](std::uint64_t seed) {
-        return random(seed, {n + shift}).narrow(0, shift, n);
-      };
-      const auto p = make(1), g = make(2), m = make(3);
-      const auto p0 = p.to(at::kDouble), g0 = g.to(at::kDouble), m0 = m.to(at::kDouble);
-      sgd_step({.lr = 0.1,
-                .momentum = 0.9,
-                .dampening = 0.5,
-                .weight_decay = 0.2,
-                .gradient_scale = 0.3},
-               p.data_ptr<float>(), g.data_ptr<float>(), m.data_ptr<float>(),
-               static_cast<std::size_t>(n));
-      const auto change = g0 * 0.3 + 0.2 * p0, moved = 0.9 * m0 + 0.5 * change;
-      EXPECT_TRUE(at::allclose(m.to(at::kDouble), moved, 1e-5, 1e-6));
-      EXPECT_TRUE(at::allclose(p.to(at::kDouble), p0 - 0.1 * moved, 1e-5, 1e-6));
-      const auto size = static_cast<std::size_t>(n);
-      EXPECT_NEAR(sum_of_squares(g.data_ptr<float>(), size), g0.pow(2).sum().item<double>(), 1e-6);
-      const double most = n == 0 ? 0 : g0.abs().max().item<double>();
-      EXPECT_EQ(largest_magnitude(g.data_ptr<float>(), size), most);
-      if (n > 2) {
-        g[n / 2] = NAN;
-        EXPECT_TRUE(std::isnan(largest_magnitude(g.data_ptr<float>(), size)));
-        EXPECT_TRUE(std::isnan(sum_of_squares(g.data_ptr<float>(), size)));
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace convoy::test

@@ -1,23 +1,23 @@
 #pragma once
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <optional>
 #include <string>
 
-#include "base/concat.h"
 #include "share/queue_memory.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
+#include "support/segment_address.h"
 
 namespace convoy::share::test {
 
+using convoy::test::address_of;
 using convoy::test::expect_error;
 using convoy::test::Rank;
 using convoy::test::RankGroup;
 using convoy::test::RankMode;
+using convoy::test::segment_at;
 
 inline Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 inline Deadline at_once() { return Deadline::after(std::chrono::seconds(0)); }
@@ -44,16 +44,5 @@ struct Queue : QueueMemory {
   using QueueMemory::QueueMemory;
   ~Queue() { leave(); }
 };
-
-// A queue of the test's own process, which ranks find through /proc.
-inline std::string address_of(const Segment& segment) {
-  return concat("/proc/", ::getpid(), "/fd/", segment.fd(), " ", segment.size());
-}
-
-inline Segment segment_at(const std::string& address) {
-  const auto space = address.find(' ');
-  UniqueFd fd(::open(address.substr(0, space).c_str(), O_RDWR | O_CLOEXEC));
-  return Segment::adopt(std::move(fd), std::stoul(address.substr(space + 1)));
-}
 
 }  // namespace convoy::share::test

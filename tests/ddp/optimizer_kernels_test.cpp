@@ -1,0 +1,177 @@
+// Steps of optimizers over plain memory, and what is left of one whose process is killed.
+#include "ddp/optimizer_kernels.h"
+
+#include <signal.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "ddp/commit_word.h"
+#include "ddp/optimizer_rule.h"
+#include "ddp/support.h"
+#include "support/segment_address.h"
+
+namespace convoy::test {
+namespace {
+
+// The kernels by themselves: every length and alignment, beside plain arithmetic in f64.
+TEST(OptimizerKernelsTest, EveryLength) {
+  for (const std::int64_t n : {0, 1, 3, 7, 8, 9, 31, 64, 1009}) {
+    for (const std::int64_t shift : {0, 1}) {
+      const auto make = [&](std::uint64_t seed) {
+        return random(seed, {n + shift}).narrow(0, shift, n);
+      };
+      const auto p = make(1), g = make(2), m = make(3);
+      const auto p0 = p.to(at::kDouble), g0 = g.to(at::kDouble), m0 = m.to(at::kDouble);
+      sgd_step({.lr = 0.1,
+                .momentum = 0.9,
+                .dampening = 0.5,
+                .weight_decay = 0.2,
+                .gradient_scale = 0.3},
+               p.data_ptr<float>(), g.data_ptr<float>(), m.data_ptr<float>(),
+               static_cast<std::size_t>(n));
+      const auto change = g0 * 0.3 + 0.2 * p0, moved = 0.9 * m0 + 0.5 * change;
+      EXPECT_TRUE(at::allclose(m.to(at::kDouble), moved, 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(p.to(at::kDouble), p0 - 0.1 * moved, 1e-5, 1e-6));
+      const auto size = static_cast<std::size_t>(n);
+      EXPECT_NEAR(sum_of_squares(g.data_ptr<float>(), size), g0.pow(2).sum().item<double>(), 1e-6);
+      const double most = n == 0 ? 0 : g0.abs().max().item<double>();
+      EXPECT_EQ(largest_magnitude(g.data_ptr<float>(), size), most);
+      if (n > 2) {
+        g[n / 2] = NAN;
+        EXPECT_TRUE(std::isnan(largest_magnitude(g.data_ptr<float>(), size)));
+        EXPECT_TRUE(std::isnan(sum_of_squares(g.data_ptr<float>(), size)));
+      }
+    }
+  }
+}
+
+template <class T>
+struct Numbers {
+  explicit Numbers(std::size_t count) {
+    std::mt19937 random(7);
+    std::uniform_real_distribution<T> any(0, 1);
+    for (auto* const one : {&parameter, &first, &second, &states[0], &states[1], &states[2]}) {
+      for (std::size_t i = 0; i < count; ++i) one->push_back(any(random));
+    }
+    for (T& square : states[0]) square += 1;  // not below the square of a mean
+  }
+  RuleMemory<T> memory(const T* gradient, unsigned used) {
+    RuleMemory<T> all{parameter.data(), gradient, {}};
+    for (std::size_t k = 0; k < kMostStates; ++k) {
+      if ((used >> k & 1) != 0) all.states[k] = states[k].data();
+    }
+    return all;
+  }
+
+  std::vector<T> parameter, first, second, states[kMostStates];
+};
+
+// To the bit what two passes do: the mean of two gradients, and the step. States are kept as they
+// were.
+template <class T>
+void expect_one_pass_equals_two(const OptimizerRule& rule, std::size_t count) {
+  const RuleStep step{.number = 3, .gradient_scale = 0.7};
+  const unsigned used = states_of(rule);
+  for (const bool two : {false, true}) {
+    Numbers<T> plain(count), passed(count);
+    const Numbers<T> before(count);
+    std::vector<T> mean = plain.first;
+    for (std::size_t i = 0; two && i < count; ++i) mean[i] = (mean[i] + plain.second[i]) * T{0.5};
+    apply_rule(rule, step, plain.memory(mean.data(), used), count);
+
+    std::uint64_t word = CommitWord::kWhole;
+    std::vector<T> journal[kMostStates];
+    auto memory = passed.memory(passed.first.data(), used);
+    memory.passage = {.word = &word, .journal = 5};
+    if (two) memory.passage.second_gradient = passed.second.data();
+    if (two) memory.passage.share = T{0.5};
+    for (std::size_t k = 0; k < kMostStates; ++k) {
+      journal[k].resize(count);
+      if ((used >> k & 1) != 0) memory.passage.copies[k] = journal[k].data();
+    }
+    apply_rule(rule, step, memory, count);
+    EXPECT_EQ(passed.parameter, plain.parameter);
+    EXPECT_NE(passed.parameter, before.parameter);
+    for (std::size_t k = 0; k < kMostStates; ++k) {
+      EXPECT_EQ(passed.states[k], plain.states[k]);
+      if ((used >> k & 1) != 0) {
+        EXPECT_EQ(journal[k], before.states[k]);
+      }
+    }
+    EXPECT_EQ(CommitWord::journal_of(word), 5u);
+    EXPECT_EQ(CommitWord::numbers_of(word), count);
+  }
+}
+
+TEST(OptimizerKernelsTest, OnePassEqualsTwo) {
+  const std::vector<OptimizerRule> rules = {Sgd{.lr = 0.1, .weight_decay = 0.2},
+                                            Sgd{.lr = 0.1, .momentum = 0.9, .dampening = 0.5},
+                                            Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true},
+                                            Adam{.lr = 0.1, .weight_decay = 0.2},
+                                            AdamW{.lr = 0.1, .amsgrad = true},
+                                            Adagrad{.lr = 0.1, .lr_decay = 0.1},
+                                            RmsProp{.lr = 0.1},
+                                            RmsProp{.lr = 0.1, .momentum = 0.9, .centered = true}};
+  for (const OptimizerRule& rule : rules) {
+    for (const std::size_t count : {1, 7, 15, 16, 17, 32, 63, 1009}) {
+      SCOPED_TRACE(concat(describe(rule), ", ", count, " numbers"));
+      expect_one_pass_equals_two<float>(rule, count);
+      expect_one_pass_equals_two<double>(rule, count);
+    }
+  }
+}
+
+// Processes that change a chunk again and again are killed at random moments. Every step adds 1 to
+// each number of the state: whatever is found, it is the same number everywhere.
+TEST(OptimizerKernelsTest, AKilledStepLeavesWholeStates) {
+  constexpr int kVictims = 6;
+  constexpr std::size_t kCount = 8000;
+  struct Chunk {
+    std::uint64_t word;
+    float parameter[kCount], gradient[kCount], state[kCount], journal[kCount];
+  };
+  RankGroup group(kVictims, RankMode::kProcesses);
+  std::vector<Segment> memory;
+  for (int v = 0; v < kVictims; ++v) memory.push_back(Segment::create(sizeof(Chunk), "test"));
+  group.start([&](Rank& r) {
+    const Segment mine = segment_at(r.store()->get(concat("chunk", r.id()), r.deadline()));
+    auto& chunk = *reinterpret_cast<Chunk*>(mine.data());
+    std::fill_n(chunk.gradient, kCount, 1.0F);
+    r.mark("running");
+    for (bool first = true;; first = false) {
+      const Passage<float> passage{
+          .word = &chunk.word, .journal = 0, .copies = {chunk.journal, nullptr, nullptr}};
+      sgd_step({.lr = 0.1, .momentum = 1, .first = first}, chunk.parameter, chunk.gradient,
+               chunk.state, kCount, passage);
+      std::atomic_ref<std::uint64_t>(chunk.word).store(CommitWord::kWhole);
+    }
+  });
+  for (int v = 0; v < kVictims; ++v) {
+    group.store()->set(concat("chunk", v), address_of(memory[static_cast<std::size_t>(v)]));
+  }
+  group.wait_mark("running");
+  std::mt19937 random(11);
+  for (int v = 0; v < kVictims; ++v) {
+    const auto until = Deadline::after(std::chrono::microseconds(random() % 20'000));
+    while (!until.expired()) std::this_thread::yield();
+    group.kill(v, SIGKILL);
+  }
+  group.join();
+  if (in_rank()) return;
+  for (int v = 0; v < kVictims; ++v) {
+    const auto& chunk = *reinterpret_cast<const Chunk*>(memory[static_cast<std::size_t>(v)].data());
+    std::vector<float> found(kCount);
+    copy_whole_state(chunk.word, reinterpret_cast<const std::byte*>(chunk.state),
+                     reinterpret_cast<const std::byte*>(chunk.journal), kCount, sizeof(float),
+                     reinterpret_cast<std::byte*>(found.data()));
+    EXPECT_EQ(found, std::vector<float>(kCount, found[0]))
+        << "victim " << v << ", " << CommitWord::numbers_of(chunk.word) << " numbers changed";
+  }
+}
+
+}  // namespace
+}  // namespace convoy::test
