@@ -5,11 +5,8 @@
 #include <mpi.h>
 
 #include <bit>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 
-#include "side.h"
+#include "peer_buffers.h"
 
 namespace {
 
@@ -39,38 +36,30 @@ class Mpi final : public bench::Side {
     type_ = bf16 ? MPI_UINT16_T : MPI_FLOAT;
     sum_ = bf16 ? bf16_sum_ : MPI_SUM;
     count_ = static_cast<int>(next.bytes / (bf16 ? 2 : 4));
-    const bool two =
-        next.op == "all_to_all" || next.op == "reduce_scatter" || next.op == "all_gather";
-    buffer_ = allocate(next.bytes);
-    output_ = two ? allocate(next.bytes) : nullptr;
-    if (two || next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" ||
-        next.op == "ping_pong") {
-      return {""};
-    }
-    return {};
+    return buffers_.prepare(next) ? std::vector<std::string>{""} : std::vector<std::string>{};
   }
 
   void call(std::size_t) override {
     if (case_.op == "all_reduce") {
-      MPI_Allreduce(MPI_IN_PLACE, buffer_.get(), count_, type_, sum_, MPI_COMM_WORLD);
+      MPI_Allreduce(MPI_IN_PLACE, buffers_.in(), count_, type_, sum_, MPI_COMM_WORLD);
     } else if (case_.op == "broadcast") {
-      MPI_Bcast(buffer_.get(), count_, type_, 0, MPI_COMM_WORLD);
+      MPI_Bcast(buffers_.in(), count_, type_, 0, MPI_COMM_WORLD);
     } else if (case_.op == "reduce_scatter") {
-      MPI_Reduce_scatter_block(buffer_.get(), output_.get(), count_ / ranks_, type_, sum_,
+      MPI_Reduce_scatter_block(buffers_.in(), buffers_.out(), count_ / ranks_, type_, sum_,
                                MPI_COMM_WORLD);
     } else if (case_.op == "all_gather") {
-      MPI_Allgather(buffer_.get(), count_ / ranks_, type_, output_.get(), count_ / ranks_, type_,
+      MPI_Allgather(buffers_.in(), count_ / ranks_, type_, buffers_.out(), count_ / ranks_, type_,
                     MPI_COMM_WORLD);
     } else if (case_.op == "all_to_all") {
-      MPI_Alltoall(buffer_.get(), count_ / ranks_, type_, output_.get(), count_ / ranks_, type_,
+      MPI_Alltoall(buffers_.in(), count_ / ranks_, type_, buffers_.out(), count_ / ranks_, type_,
                    MPI_COMM_WORLD);
     } else if (case_.op == "ping_pong") {
       if (rank_ == 0) {
-        MPI_Send(buffer_.get(), count_, type_, 1, 0, MPI_COMM_WORLD);
-        MPI_Recv(buffer_.get(), count_, type_, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Send(buffers_.in(), count_, type_, 1, 0, MPI_COMM_WORLD);
+        MPI_Recv(buffers_.in(), count_, type_, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
       } else if (rank_ == 1) {
-        MPI_Recv(buffer_.get(), count_, type_, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        MPI_Send(buffer_.get(), count_, type_, 0, 0, MPI_COMM_WORLD);
+        MPI_Recv(buffers_.in(), count_, type_, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Send(buffers_.in(), count_, type_, 0, 0, MPI_COMM_WORLD);
       }
     } else {
       MPI_Barrier(MPI_COMM_WORLD);
@@ -78,8 +67,7 @@ class Mpi final : public bench::Side {
   }
 
   std::span<std::byte> input() override {
-    const auto ranks = static_cast<std::size_t>(ranks_);
-    return {buffer_.get(), case_.op == "all_gather" ? case_.bytes / ranks : case_.bytes};
+    return buffers_.input(case_, static_cast<std::size_t>(ranks_));
   }
   void barrier() override { MPI_Barrier(MPI_COMM_WORLD); }
   double largest(double value) override {
@@ -88,18 +76,6 @@ class Mpi final : public bench::Side {
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  using Memory = std::unique_ptr<std::byte, Free>;
-
-  static Memory allocate(std::size_t bytes) {
-    const std::size_t size = (bytes / 64 + 1) * 64;
-    Memory memory(static_cast<std::byte*>(std::aligned_alloc(64, size)));
-    std::memset(memory.get(), 0, size);
-    return memory;
-  }
-
   int rank_;
   int ranks_;
   MPI_Op bf16_sum_ = MPI_OP_NULL;
@@ -107,7 +83,7 @@ class Mpi final : public bench::Side {
   MPI_Datatype type_ = MPI_FLOAT;
   MPI_Op sum_ = MPI_SUM;
   int count_ = 0;
-  Memory buffer_, output_;
+  bench::PeerBuffers buffers_;
 };
 
 }  // namespace

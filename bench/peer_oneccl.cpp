@@ -2,16 +2,14 @@
 #include <bit>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
 #include <oneapi/ccl.hpp>
 #include <stdexcept>
 #include <thread>
 
-#include "side.h"
+#include "peer_buffers.h"
 
 // oneCCL's library for CPUs calls Intel's tracer through these pointers where they are set. What
 // defines them does not come with it.
@@ -31,18 +29,6 @@ void* __itt_thread_set_name_ptr__3_0 = nullptr;
 
 namespace {
 
-struct Free {
-  void operator()(std::byte* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory allocate(std::size_t bytes) {
-  const std::size_t size = (bytes / 64 + 1) * 64;
-  Memory memory(static_cast<std::byte*>(std::aligned_alloc(64, size)));
-  std::memset(memory.get(), 0, size);
-  return memory;
-}
-
 class OneCcl final : public bench::Side {
  public:
   explicit OneCcl(ccl::communicator comm)
@@ -53,20 +39,12 @@ class OneCcl final : public bench::Side {
     const bool bf16 = next.type == "bf16";
     type_ = bf16 ? ccl::datatype::bfloat16 : ccl::datatype::float32;
     count_ = next.bytes / (bf16 ? 2 : 4);
-    const bool two =
-        next.op == "all_to_all" || next.op == "reduce_scatter" || next.op == "all_gather";
-    buffer_ = allocate(next.bytes);
-    output_ = two ? allocate(next.bytes) : nullptr;
-    if (two || next.op == "all_reduce" || next.op == "broadcast" || next.op == "barrier" ||
-        next.op == "ping_pong") {
-      return {""};
-    }
-    return {};
+    return buffers_.prepare(next) ? std::vector<std::string>{""} : std::vector<std::string>{};
   }
 
   void call(std::size_t) override {
-    void* const in = buffer_.get();
-    void* const out = output_.get();
+    void* const in = buffers_.in();
+    void* const out = buffers_.out();
     const auto sum = ccl::reduction::sum;
     if (case_.op == "all_reduce") {
       ccl::allreduce(in, in, count_, type_, sum, comm_).wait();
@@ -91,9 +69,7 @@ class OneCcl final : public bench::Side {
     }
   }
 
-  std::span<std::byte> input() override {
-    return {buffer_.get(), case_.op == "all_gather" ? case_.bytes / ranks_ : case_.bytes};
-  }
+  std::span<std::byte> input() override { return buffers_.input(case_, ranks_); }
   void barrier() override { ccl::barrier(comm_).wait(); }
   double largest(double value) override {
     ccl::allreduce(&value, &value, 1, ccl::datatype::float64, ccl::reduction::max, comm_).wait();
@@ -136,14 +112,14 @@ class OneCcl final : public bench::Side {
   // Of bf16 the upper half of a float: small whole numbers need no more.
   void write(std::size_t i, float value) {
     if (type_ == ccl::datatype::float32) {
-      reinterpret_cast<float*>(buffer_.get())[i] = value;
+      reinterpret_cast<float*>(buffers_.in())[i] = value;
     } else {
-      reinterpret_cast<std::uint16_t*>(buffer_.get())[i] =
+      reinterpret_cast<std::uint16_t*>(buffers_.in())[i] =
           static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
     }
   }
   float read(std::size_t i) const {
-    const std::byte* result = output_ ? output_.get() : buffer_.get();
+    const std::byte* result = buffers_.out() != nullptr ? buffers_.out() : buffers_.in();
     if (type_ == ccl::datatype::float32) return reinterpret_cast<const float*>(result)[i];
     const auto upper =
         static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t*>(result)[i]);
@@ -155,7 +131,7 @@ class OneCcl final : public bench::Side {
   bench::Case case_;
   ccl::datatype type_ = ccl::datatype::float32;
   std::size_t count_ = 0;
-  Memory buffer_, output_;
+  bench::PeerBuffers buffers_;
 };
 
 // By the driver, or by Intel MPI's mpirun.

@@ -247,7 +247,7 @@ TEST_P(GroupTest, CallbacksThatGoOnAndOn) {
     constexpr int kOperations = 20'000;
     float value = 1;
     int done = 0;
-    std::atomic<bool> last{false};
+    std::promise<void> last;
     std::function<void()> issue = [&] {
       value = 1;
       static_cast<void>(group->all_reduce_async(&value, &value, 1, DataType::kF32, {},
@@ -255,12 +255,11 @@ TEST_P(GroupTest, CallbacksThatGoOnAndOn) {
                                                   EXPECT_FALSE(error);
                                                   EXPECT_EQ(value, 2);
                                                   if (++done < kOperations) return issue();
-                                                  last = true;
-                                                  last.notify_all();
+                                                  last.set_value();
                                                 }));
     };
     issue();
-    last.wait(false);
+    ASSERT_EQ(last.get_future().wait_for(r.deadline().remaining()), std::future_status::ready);
     group->barrier();
     EXPECT_EQ(done, kOperations);
   });
