@@ -52,6 +52,8 @@ CONVOY_BODY void pass_with(const Passage<T>& passage, const T* gradient,
   const T* const second = passage.second_gradient;
   const T share = passage.share;
   const std::size_t journal = passage.journal;
+  unsigned changing = 0;
+  for (std::size_t s = 0; s < kStates; ++s) changing |= copies[s] != nullptr ? 1U << s : 0U;
   const std::atomic_ref<std::uint64_t> word(*passage.word);
   const auto piece = [&](std::size_t begin, std::size_t numbers) CONVOY_ELEMENT {
     T gradients[kPiece];
@@ -65,7 +67,7 @@ CONVOY_BODY void pass_with(const Passage<T>& passage, const T* gradient,
       std::memcpy(copies[s] + begin, states[s] + begin, numbers * sizeof(T));
     }
     // Not before the copies, and not after what they are copies of.
-    word.store(CommitWord::changing(journal, begin + numbers), std::memory_order_release);
+    word.store(CommitWord::changing(journal, changing, begin + numbers), std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     CONVOY_INDEPENDENT
     for (std::size_t i = 0; i < numbers; ++i) change(begin + i, gradients[i]);

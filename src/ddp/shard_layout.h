@@ -28,6 +28,7 @@ class ShardLayout {
   // Threads that may update at once.
   static constexpr std::size_t kJournals = 32;
   static_assert(kJournals < 1U << CommitWord::kJournalBits);
+  static_assert(kMostStates <= CommitWord::kStateBits);
   static constexpr std::size_t kNoState = ~std::size_t{0};
 
   struct Item {

@@ -50,9 +50,9 @@ void gather_state(const ShardLayout& layout, const PeerMemory& memory, std::size
       const std::uint64_t word = read(word_of(memory, block.owner, index));
       copy_whole_state(
           word, base + block.states[state] + static_cast<std::size_t>(begin - block.begin) * size,
-          word == CommitWord::kWhole
-              ? nullptr
-              : base + layout.journal(block.owner, CommitWord::journal_of(word), state),
+          CommitWord::is_changing(word, state)
+              ? base + layout.journal(block.owner, CommitWord::journal_of(word), state)
+              : nullptr,
           static_cast<std::size_t>(end - begin), size,
           whole + static_cast<std::size_t>(begin) * size);
     });

@@ -189,7 +189,7 @@ void ShardedOptimizerBase::Impl::update_chunk(const Task& task, std::int64_t beg
   };
   if (!gradient.deferred || gradient.sources.size() == 1) {
     memory.gradient = gradient_of(0);
-  } else if (gradient.sources.size() == 2) {  // as add_up() would, on the way
+  } else if (gradient.sources.size() == 2) {  // as add_up() does, but for a NaN's bits
     memory.gradient = gradient_of(0);
     memory.passage.second_gradient = gradient_of(1);
     memory.passage.share = op_ == ReduceOp::kAvg ? T{0.5} : T{1};

@@ -75,21 +75,26 @@ void allocate(int fd, std::size_t size) {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Addresses for `size` bytes. For many of them at a multiple of a huge page: elsewhere the kernel
-// can map small pages only, even of a file that has huge ones.
+// Addresses for `size` bytes. For many of them at a multiple of a huge page, if there are enough:
+// elsewhere the kernel can map small pages only, even of a file that has huge ones.
 void* reserve(std::size_t size) {
   size = round_to_pages(size);
-  const std::size_t spare = size >= kHugePage ? kHugePage : 0;
-  void* const got =
-      mmap(nullptr, size + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const auto get = [](std::size_t bytes) {
+    return mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  };
+  if (size >= kHugePage) {
+    if (void* const got = get(size + kHugePage); got != MAP_FAILED) {
+      const std::size_t past = reinterpret_cast<std::uintptr_t>(got) % kHugePage;
+      const std::size_t before = past == 0 ? 0 : kHugePage - past;
+      auto* const begin = static_cast<std::byte*>(got) + before;
+      if (before != 0) munmap(got, before);
+      munmap(begin + size, kHugePage - before);
+      return begin;
+    }
+  }
+  void* const got = get(size);
   if (got == MAP_FAILED) fail_errno("mapping ", size, " bytes of shared memory");
-  if (spare == 0) return got;
-  const std::size_t past = reinterpret_cast<std::uintptr_t>(got) % kHugePage;
-  const std::size_t before = past == 0 ? 0 : kHugePage - past;
-  auto* const begin = static_cast<std::byte*>(got) + before;
-  if (before != 0) munmap(got, before);
-  if (before != spare) munmap(begin + size, spare - before);
-  return begin;
+  return got;
 }
 
 // Over what is at `place`.
@@ -109,10 +114,10 @@ std::byte* map(int fd, std::size_t size, Segment::Warm warm) {
   return map_at(reserve(size), fd, size, warm);
 }
 
-// A new one, which nobody has mapped yet: it is moved to huge pages before page tables are filled.
-// That takes less time than filling them with small ones, and streams through it run at full speed.
-// The kernel stops at the first huge page that it cannot give (it is older than 6.1, it must not,
-// or memory is in small pieces); the rest stays as it is. It gives them also where
+// A new one, which nobody uses yet: it is moved to huge pages before page tables are filled. That
+// takes less time than filling them with small ones, and streams through it run at full speed. What
+// the kernel cannot move (it is older than 6.1, it must not, or has no huge page left) stays as it
+// is. It gives them also where
 // transparent_hugepage/shmem_enabled is "never", the default: that is about those that nobody has
 // asked for.
 std::byte* map_new(int fd, std::size_t size, Segment::Warm warm) {
@@ -151,6 +156,11 @@ Segment Segment::adopt(UniqueFd fd, std::size_t size, Warm warm) {
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
     fail(ErrorKind::kInvalidArgument, "descriptor ", fd.get(),
          " is not shared memory sealed against resizing: refused");
+  }
+  // Found before anything is mapped over addresses: before Linux 6.12 that would not undo itself.
+  if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
+    fail(ErrorKind::kInvalidArgument, "descriptor ", fd.get(),
+         " is shared memory sealed against writing: refused");
   }
   struct stat info {};
   if (fstat(fd.get(), &info) < 0) fail_errno("reading the size of shared memory");
