@@ -133,7 +133,10 @@ CONVOY_BODY void sgd_any(const SgdStep& step, T* parameter, const T* gradient, T
 template <bool kLargest, class T>
 CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count,
                       const Passage<T>& passage) {
-  const auto [parameter, gradient, mean, square, largest] = memory;
+  T* const parameter = memory.parameter;
+  T* const mean = memory.mean;
+  T* const square = memory.square;
+  T* const largest = memory.largest;
   const auto number = static_cast<double>(step.number);
   const double root = std::sqrt(1 - std::pow(step.beta2, number));
   const T rate = static_cast<T>(-step.lr / (1 - std::pow(step.beta1, number)));
@@ -143,8 +146,7 @@ CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::si
   const T scale = static_cast<T>(step.gradient_scale);
   const T beta1 = static_cast<T>(step.beta1), beta2 = static_cast<T>(step.beta2);
   const T rest1 = static_cast<T>(1 - step.beta1), rest2 = static_cast<T>(1 - step.beta2);
-  const auto change_one = [=, parameter = parameter, mean = mean, square = square,
-                           largest = largest](std::size_t i, T own) CONVOY_ELEMENT {
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
     const T change = own * scale + decay * parameter[i];
     const T m = mean[i] * beta1 + change * rest1;
     T v = square[i] * beta2 + rest2 * change * change;
@@ -158,7 +160,7 @@ CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::si
     const T bottom = std::sqrt(v) * correction + eps;
     parameter[i] = parameter[i] * shrink + rate * (m / bottom);
   };
-  pass<T, 3>(passage, gradient, {mean, square, largest}, count, change_one);
+  pass<T, 3>(passage, memory.gradient, {mean, square, largest}, count, change_one);
 }
 
 template <class T>
@@ -190,13 +192,15 @@ CONVOY_BODY void adagrad(const AdagradStep& step, T* parameter, const T* gradien
 template <bool kMomentum, bool kCentered, class T>
 CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory, std::size_t count,
                          const Passage<T>& passage) {
-  const auto [parameter, gradient, square, buffer, mean] = memory;
+  T* const parameter = memory.parameter;
+  T* const square = memory.square;
+  T* const buffer = memory.buffer;
+  T* const mean = memory.mean;
   const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale), eps = static_cast<T>(step.eps);
   const T alpha = static_cast<T>(step.alpha), rest = static_cast<T>(1 - step.alpha);
   const T momentum = static_cast<T>(step.momentum);
-  const auto change_one = [=, parameter = parameter, square = square, buffer = buffer, mean = mean](
-                              std::size_t i, T own) CONVOY_ELEMENT {
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
     const T change = own * scale + decay * parameter[i];
     T v = square[i] * alpha + rest * change * change;
     square[i] = v;
@@ -212,7 +216,7 @@ CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory
     }
     parameter[i] += rate * moved;
   };
-  pass<T, 3>(passage, gradient, {square, buffer, mean}, count, change_one);
+  pass<T, 3>(passage, memory.gradient, {square, buffer, mean}, count, change_one);
 }
 
 template <class T>
