@@ -1,16 +1,21 @@
 #include "convoy/rendezvous.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <mutex>
+#include <string_view>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "base/error.h"
 #include "base/guarded.h"
+#include "base/log.h"
 #include "base/unique_fd.h"
 #include "convoy/c10d_store.h"
 #include "group/job_socket.h"
@@ -158,15 +163,33 @@ void prepare_file(const std::string& path) {
   }
 }
 
+constexpr std::string_view kFileScheme = "file://";
+
+// Held by one process at a time, by a lock on the file's folder. A process that keeps it for long
+// (stopped, for example) does not keep others from ending.
+UniqueFd lock_folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path();
+  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const auto deadline = Deadline::after(std::chrono::seconds(1));
+  while (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && !deadline.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return fd;
+}
+
 // Torch removes the file with the last rank's store, so ours must go when the process does. Not
-// those of a parent.
-void close_files() noexcept {
+// those of a parent. One after the other: a store counts down two numbers as it goes, and if two
+// do so at once, each may find that it is not the last.
+void close_files() noexcept try {
   const auto links = *all_links().lock();
   for (const auto& [place, link] : links) {
-    if (!place.starts_with("file://") || link->generation != fork_generation()) continue;
+    if (!place.starts_with(kFileScheme) || link->generation != fork_generation()) continue;
+    const UniqueFd folder = lock_folder_of(place.substr(kFileScheme.size()));
     const std::unique_lock lock(link->mutex, std::try_to_lock);
     if (lock) link->forget();
   }
+} catch (const std::exception& error) {
+  log_warn("rendezvous: ", error.what());
 }
 
 std::shared_ptr<Store> open_file(const std::string& path, int size,
@@ -250,7 +273,7 @@ Meeting rendezvous(const RendezvousOptions& options) {
     }
     case RendezvousUrl::Scheme::kFile: {
       const auto self = read_self(options.method, given);
-      auto store = meet_at(concat("file://", url.path), self, Freshness::kNew, deadline, [&] {
+      auto store = meet_at(concat(kFileScheme, url.path), self, Freshness::kNew, deadline, [&] {
         return ServedStore{nullptr, open_file(url.path, self.size, options.timeout)};
       });
       return to_meeting(self, "file", std::move(store));
