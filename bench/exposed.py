@@ -5,6 +5,9 @@
   more is exposed communication. Sides: our C++ with libtorch's allocator and with ours, our class in
   Python with our allocator, Python's class on Gloo (two modes of which the better counts), and
   Python's class on our backend.
+- paired: the same, of two models in one process whose steps take turns: the median of what a step
+  takes more than the one without reduction beside it. For models whose steps are long beside their
+  communication, where the other way measures the machine's moods.
 - near: our steps beside no_sync in the same process, in pairs, from C++ and from Python, with
   libtorch's allocator and with ours.
 - memory: the peak of the summed PSS over ranks, divided by ranks, of steps with AdamW: our sharded
@@ -26,6 +29,7 @@ import sides
 
 # Models whose exposed communication is compared, and those whose step must be near no_sync.
 EXPOSED = ["mlp-100m", "gpt-52m"]
+PAIRED = "gpt-52m"
 NEAR = ["gpt-52m", "gpt-10m", "resnet-50"]
 EXPOSED_BARS = {"gloo": 1 / 4, "stock": 1 / 2}
 NEAR_BAR = 1.03
@@ -72,20 +76,39 @@ class Exposed(ddp.Bench):
                     self.bar(more / theirs, EXPOSED_BARS[peer[0]],
                              f"{model} {kind[0]}: exposed, of {' '.join(peer)}")
 
+    def pairs(self, model, library, mode):
+        """Microseconds of steps with and without reduction, in turns in one process."""
+        side = self.starter(library)(mode, self.options.ranks)
+        try:
+            times = side.run(("pairs", model, "no_sync", "ddp", self.options.pairs), limit=1200)
+        finally:
+            side.close()
+        return times["ddp"], times["no_sync"]
+
+    def paired(self, model):
+        more, step = {}, {}
+        for kind in [("ours", "default"), ("python", "convoy"), ("stock", "view"), ("gloo", "view")]:
+            with_it, alone = self.pairs(model, *kind)
+            step[kind[0]] = median(with_it)
+            more[kind[0]] = median(a - b for a, b in zip(with_it, alone))
+            print(f"{model:9} {kind[0]:12} {step[kind[0]] / 1e3:.1f} ms, of it exposed "
+                  f"{more[kind[0]] / 1e3:.1f} ms", flush=True)
+        for own in ["ours", "python"]:
+            for peer, most in EXPOSED_BARS.items():
+                self.record(model, f"{own} paired", peer, self.options.ranks, step[own], step[peer], setting="view",
+                            exposed_us=round(more[own], 1), peer_exposed_us=round(more[peer], 1))
+                self.bar(more[own] / more[peer], most, f"{model} {own}: exposed in pairs, of {peer} view")
+
     def near(self, model):
         """A few hundredths: two models in one process, whose steps take turns."""
         for library, mode in [("plain", "default"), ("ours", "default"), ("python-plain", "convoy"),
                               ("python", "convoy")]:
-            side = self.starter(library)(mode, self.options.ranks)
-            try:
-                times = side.run(("pairs", model, "no_sync", "ddp", self.options.pairs), limit=1200)
-            finally:
-                side.close()
-            ratio = median(b / a for a, b in zip(times["no_sync"], times["ddp"]))
-            us, alone = median(times["ddp"]), median(times["no_sync"])
+            times = self.pairs(model, library, mode)
+            ratio = median(a / b for a, b in zip(*times))
+            us, alone = map(median, times)
             print(f"{model:9} {library:12} {us / 1e3:.1f} ms, no_sync {alone / 1e3:.1f} ms, {ratio - 1:+.2%}",
                   flush=True)
-            self.record(model, library, "no_sync", side.ranks, us, alone, cost=round(ratio - 1, 4))
+            self.record(model, library, "no_sync", self.options.ranks, us, alone, cost=round(ratio - 1, 4))
             self.bar(ratio, NEAR_BAR, f"{model} {library}: step, of no_sync")
 
     def adamw_memory(self, model):
@@ -106,7 +129,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="of one turn; %(default)s")
     parser.add_argument("--models", default=",".join(dict.fromkeys(EXPOSED + NEAR)), help="%(default)s")
     parser.add_argument("--pairs", type=int, default=20, help="of steps; %(default)s")
-    parser.add_argument("--parts", default="exposed,near,memory", help="%(default)s")
+    parser.add_argument("--parts", default="exposed,paired,near,memory", help="%(default)s")
     parser.add_argument("--json", type=Path, default=sides.ROOT / "build" / "bench" / "exposed.json")
     options = parser.parse_args()
     options.ranks, options.launch, options.pin = 2, [], False
@@ -117,6 +140,10 @@ def main():
         for model in options.models.split(","):
             if model in EXPOSED:
                 bench.exposed(model)
+    if "paired" in options.parts.split(","):
+        for model in options.models.split(","):
+            if model == PAIRED:
+                bench.paired(model)
     if "near" in options.parts.split(","):
         for model in options.models.split(","):
             if model in NEAR:
