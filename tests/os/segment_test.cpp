@@ -260,7 +260,7 @@ TEST(SegmentAdoptTest, RefusesWhatCannotBeWritten) {
 
 TEST(SegmentProcessTest, OutlivesItsMakerAndHasOneKey) {
   const TempFolder folder("segment");
-  const std::string path = folder.path();
+  const std::string& path = folder.path();
   RankGroup group(2, RankMode::kProcesses);
   group.start([&](Rank& r) {
     constexpr std::size_t kSize = 3 * kMiB;
