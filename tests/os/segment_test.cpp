@@ -77,10 +77,16 @@ TEST(SegmentTest, LargeOnesGetHugePages) {
   if (::madvise(small.data(), small.size(), kCollapse) != 0) {
     GTEST_SKIP() << "this kernel does not move shared memory to huge pages";
   }
-  const auto huge = Segment::create(5 * kMiB, "huge", Segment::Warm::kYes);
-  const auto again = Segment::adopt(UniqueFd(::dup(huge.fd())), huge.size(), Segment::Warm::kYes);
-  EXPECT_EQ(mapped_bytes(huge.data(), "ShmemPmdMapped"), 4 * kMiB);
-  EXPECT_EQ(mapped_bytes(again.data(), "ShmemPmdMapped"), 4 * kMiB);
+  // One that finds no huge page left, because others take them, is as it was: not all need to.
+  std::size_t own = 0, adopted = 0;
+  for (int tries = 0; tries < 8 && own + adopted < 8 * kMiB; ++tries) {
+    const auto huge = Segment::create(5 * kMiB, "huge", Segment::Warm::kYes);
+    const auto again = Segment::adopt(UniqueFd(::dup(huge.fd())), huge.size(), Segment::Warm::kYes);
+    own = mapped_bytes(huge.data(), "ShmemPmdMapped");
+    adopted = mapped_bytes(again.data(), "ShmemPmdMapped");
+  }
+  EXPECT_EQ(own, 4 * kMiB);
+  EXPECT_EQ(adopted, 4 * kMiB);
 }
 
 TEST(SegmentTest, LargeOnesAreAlignedZeroedAndShared) {
