@@ -17,6 +17,7 @@
 #include "os/machine.h"
 #include "os/socket.h"
 #include "support/expect_error.h"
+#include "support/leak_oracle.h"
 #include "support/rank_group.h"
 
 namespace convoy {
@@ -26,6 +27,7 @@ using test::expect_error;
 using test::Rank;
 using test::RankGroup;
 using test::RankMode;
+using test::shared_file_path;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
@@ -236,7 +238,7 @@ TEST(SegmentAdoptTest, RefusesWhatCanBeResized) {
 TEST(SegmentAdoptTest, RefusesWhatIsNoMemory) {
   const TempFolder folder("segment");
   write_file(folder.path() + "/file", std::string(4096, 'x'));
-  const std::string shm = concat("/dev/shm/convoy-segment-test.", ::getpid());
+  const std::string shm = shared_file_path("segment");
   write_file(shm, std::string(4096, 'x'));
   for (const std::string& path :
        {folder.path() + "/file", shm, std::string("/dev/zero"), folder.path()}) {

@@ -128,10 +128,14 @@ def run(function, size, *arguments, backend="convoy"):
 
 
 def main():
-    """unittest.main, and nothing must be left in /dev/shm."""
-    before = set(os.listdir("/dev/shm"))
-    program = unittest.main(exit=False)
-    left = {name for name in os.listdir("/dev/shm") if "convoy" in name} - before
+    """unittest.main, and no file that Convoy makes for sharing must be left.
+
+    They lie in /dev/shm by default, which other programs use too: here in a folder of this run.
+    """
+    with folder() as path:
+        os.environ["CONVOY_SHARE_FOLDER"] = path
+        program = unittest.main(exit=False)
+        left = sorted(str(file.relative_to(path)) for file in Path(path).rglob("*"))
     if left:
-        print(f"left in /dev/shm: {sorted(left)}", file=sys.stderr)
+        print(f"left in CONVOY_SHARE_FOLDER: {left}", file=sys.stderr)
     sys.exit(bool(left) or not program.result.wasSuccessful())

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "share/depot.h"
 #include "support/leak_oracle.h"
@@ -14,8 +13,6 @@ using convoy::test::LeakOracle;
 // The pool lives as long as the process, and so do mappings of peers that live; that no block of
 // either stays in use is what the tests look at themselves.
 [[maybe_unused]] const bool kRegistered = [] {
-  // That for temporary files; ranks have others of their own, and inherit this one.
-  LeakOracle::warm_up([] { ::setenv("CONVOY_SHARE_FOLDER", std::getenv("TMPDIR"), 0); });
   LeakOracle::ignore([](const Holding& holding) {
     if (holding.kind == HoldingKind::kMapping || holding.kind == HoldingKind::kDescriptor) {
       if (holding.key.find("convoy:share") != std::string::npos) return true;

@@ -1,5 +1,4 @@
 #include <dirent.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,11 +58,21 @@ void add_descriptors(std::vector<Holding>& out) {
   }
 }
 
+// Where the name of memory that outlives its descriptor begins in a line of /proc/self/maps: a
+// memfd, or a file in /dev/shm (not in TMPDIR, should that lie there: its files are counted).
+std::size_t outliving_name(const std::string& line, const std::string& temporary) {
+  const auto name = std::min(line.find("/memfd:"), line.find("/dev/shm/"));
+  const bool counted = name != std::string::npos && !temporary.empty() &&
+                       line.compare(name, temporary.size(), temporary) == 0;
+  return counted ? std::string::npos : name;
+}
+
 void add_mappings(std::vector<Holding>& out) {
+  const char* const temporary = std::getenv("TMPDIR");
   std::map<std::string, long> bytes;  // one segment may be several lines
   std::istringstream lines(read_file("/proc/self/maps").value_or(""));
   for (std::string line; std::getline(lines, line);) {
-    const auto name = line.find("/memfd:");
+    const auto name = outliving_name(line, temporary ? temporary : "");
     if (name == std::string::npos) continue;
     unsigned long begin = 0;
     unsigned long end = 0;
@@ -113,36 +122,19 @@ void add_strays(std::vector<Holding>& out) {
   }
 }
 
-// Inode numbers: another program may have opened the file under another name.
-bool same_file(const std::string& path, const struct stat& file) {
-  struct stat other {};
-  return ::stat(path.c_str(), &other) == 0 && other.st_dev == file.st_dev &&
-         other.st_ino == file.st_ino;
-}
-
-// Test programs run beside each other and beside strangers: a file in /dev/shm that a process of
-// somebody else has open is theirs.
-bool used_by_stranger(const std::string& path, const std::string& tag) {
-  struct stat file {};
-  if (::stat(path.c_str(), &file) != 0) return true;  // it has gone meanwhile
-  for (const long pid : numbered_entries("/proc")) {
-    if (pid == ::getpid() || carries_tag(static_cast<pid_t>(pid), tag)) continue;
-    const std::string folder = concat("/proc/", pid);
-    if (read_file(folder + "/maps").value_or("").find(path) != std::string::npos) return true;
-    for (const long fd : numbered_entries(folder + "/fd")) {
-      if (same_file(concat(folder, "/fd/", fd), file)) return true;
-    }
-  }
-  return false;
-}
-
-void add_files(std::vector<Holding>& out, HoldingKind kind, const std::string& folder) {
+// Those whose names begin with `prefix`.
+void add_files(std::vector<Holding>& out, HoldingKind kind, const std::string& folder,
+               const std::string& prefix = "") {
   std::error_code error;
   for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
+    if (!it->path().filename().string().starts_with(prefix)) continue;
     out.push_back({kind, 0, it->path().string(), std::string()});
   }
 }
+
+// Whoever else uses /dev/shm, it does not know the tag.
+std::string shared_file_prefix(const char* tag) { return concat("convoy-test.", tag, "."); }
 
 }  // namespace
 
@@ -151,10 +143,9 @@ void tag_descendants() {
   ::setenv(kTagVariable, tag.c_str(), 1);
 }
 
-bool is_foreign_shared_file(const Holding& holding) {
-  const char* value = std::getenv(kTagVariable);
-  return holding.kind == HoldingKind::kSharedFile &&
-         used_by_stranger(holding.key, concat(kTagVariable, "=", value ? value : ""));
+std::string shared_file_path(std::string_view name) {
+  const char* tag = std::getenv(kTagVariable);
+  return concat("/dev/shm/", shared_file_prefix(tag ? tag : ""), name);
 }
 
 std::vector<Holding> all_holdings(LeakScope scope) {
@@ -168,7 +159,9 @@ std::vector<Holding> all_holdings(LeakScope scope) {
   }
   if (scope == LeakScope::kMachine) {
     add_strays(found);
-    add_files(found, HoldingKind::kSharedFile, "/dev/shm");
+    if (const char* tag = std::getenv(kTagVariable)) {
+      add_files(found, HoldingKind::kSharedFile, "/dev/shm", shared_file_prefix(tag));
+    }
   }
   return found;
 }

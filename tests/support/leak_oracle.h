@@ -4,6 +4,7 @@
 #include <compare>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "convoy/deadline.h"
@@ -12,11 +13,11 @@ namespace convoy::test {
 
 enum class HoldingKind {
   kDescriptor,
-  kMapping,  // of a memfd, which outlives its descriptor
+  kMapping,  // of a memfd or a file in /dev/shm, which outlives its descriptor
   kThread,
   kChild,       // running or not yet reaped
   kStray,       // a process some test started, whose parent is gone
-  kSharedFile,  // in /dev/shm
+  kSharedFile,  // in /dev/shm, with this run's tag in its name
   kTempFile,    // in this test program's TMPDIR
 };
 
@@ -36,7 +37,7 @@ struct Holding {
 
 enum class LeakScope {
   kProcess,  // what this process holds, and its TMPDIR: for a rank, beside which other ranks run
-  kMachine,  // also /dev/shm and stray processes
+  kMachine,  // also files in /dev/shm and stray processes, of this run only
 };
 
 // Sorted. Leaves out what LeakOracle::ignore() names.
@@ -78,7 +79,13 @@ class LeakOracle {
   static void run_warm_ups();
 };
 
-// Marks this process and all its descendants, so that strays are found; called by the test main.
+// Marks this process and all its descendants with a tag of this run, so that strays are found;
+// called by the test main.
 void tag_descendants();
+
+// Of a file that a test wants to have in /dev/shm. The tag is part of the name: other programs use
+// that folder too (Python's semaphores), so the oracle looks at no other files in it. What Convoy
+// itself puts there by default is in TMPDIR in tests, by CONVOY_SHARE_FOLDER.
+std::string shared_file_path(std::string_view name);
 
 }  // namespace convoy::test

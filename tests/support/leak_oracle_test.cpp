@@ -12,6 +12,7 @@
 
 #include "base/concat.h"
 #include "base/guarded.h"
+#include "base/id.h"
 #include "base/unique_fd.h"
 #include "os/file.h"
 #include "os/process.h"
@@ -21,6 +22,19 @@
 
 namespace convoy::test {
 namespace {
+
+// As Python's multiprocessing names a semaphore.
+std::string foreign_path() {
+  return concat("/dev/shm/sem.mp-", Id::random().to_string().substr(0, 8));
+}
+
+// Without our tag in its environment: a stranger.
+void make_as_another_program(const std::string& path) {
+  auto stranger = ChildProcess::spawn(
+      {.arguments = {"touch", path}, .environment = std::vector<std::string>{"A=b"}});
+  const auto status = stranger.wait(Deadline::after(std::chrono::seconds(10)));
+  ASSERT_TRUE(status && status->success());
+}
 
 class LeakOracleTest : public testing::Test {
  protected:
@@ -160,12 +174,12 @@ TEST_F(LeakOracleTest, StrayGrandchild) {
 }
 
 TEST_F(LeakOracleTest, SharedMemoryFile) {
-  const std::string path = concat("/dev/shm/convoy-oracle-test.", ::getpid());
+  const std::string path = shared_file_path("file");
   write_file(path, "x");
   const auto leak = gained();
   EXPECT_EQ(leak.kind, HoldingKind::kSharedFile);
   EXPECT_EQ(leak.key, path);
-  // Nobody else has it open: it stays a leak when things have settled.
+  // It stays a leak when things have settled.
   const auto late =
       settled_difference(before_, LeakScope::kMachine, Deadline::after(std::chrono::seconds(0)));
   EXPECT_EQ(late.gained.size(), 1u);
@@ -173,19 +187,39 @@ TEST_F(LeakOracleTest, SharedMemoryFile) {
   EXPECT_TRUE(now().empty());
 }
 
-TEST_F(LeakOracleTest, SharedMemoryFileOfSomebodyElse) {
-  const std::string path = concat("/dev/shm/convoy-oracle-foreign.", ::getpid());
-  write_file(path, "x");
-  UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  // Without our tag in its environment it is a stranger.
-  auto stranger = ChildProcess::spawn({.arguments = {"sleep", "1000"},
-                                       .environment = std::vector<std::string>{"A=b"},
-                                       .standard_input = file.get()});
+TEST_F(LeakOracleTest, SharedMemoryFileOfAnEndedChild) {
+  const std::string path = shared_file_path("child");
+  auto child = ChildProcess::spawn({.arguments = {"touch", path}});
+  ASSERT_TRUE(child.wait(Deadline::after(std::chrono::seconds(10))));
+  child = ChildProcess();
+  const auto leak = gained();
+  EXPECT_EQ(leak.key, path);
+  ::unlink(path.c_str());
+}
+
+// Whatever the file is called, whoever has it open or mapped holds it.
+TEST_F(LeakOracleTest, OpenSharedMemoryFileWithAnotherName) {
+  const std::string path = foreign_path();
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const auto leak = gained();
+  EXPECT_EQ(leak.to_string(), concat("descriptor ", file.get(), " ", path));
+  ASSERT_EQ(::ftruncate(file.get(), 4096), 0);
+  void* const mapped = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
   file.reset();
-  const auto diff =
-      settled_difference(before_, LeakScope::kMachine, Deadline::after(std::chrono::seconds(0)));
-  EXPECT_EQ(diff.gained.size(), 2u) << diff.to_string();  // the child and its pidfd, not the file
-  EXPECT_EQ(diff.to_string().find(path), std::string::npos);
+  ::unlink(path.c_str());
+  const auto mapping = gained();
+  EXPECT_EQ(mapping.kind, HoldingKind::kMapping);
+  EXPECT_NE(mapping.key.find(path), std::string::npos) << mapping.key;
+  ::munmap(mapped, 4096);
+  EXPECT_TRUE(now().empty());
+}
+
+// Python's semaphores, which nobody has open after they are made and before they are used.
+TEST_F(LeakOracleTest, SharedMemoryFileOfAnotherProgram) {
+  const std::string path = foreign_path();
+  make_as_another_program(path);
+  EXPECT_TRUE(now().empty()) << now().to_string();
   ::unlink(path.c_str());
 }
 
@@ -201,7 +235,7 @@ TEST_F(LeakOracleTest, TemporaryFile) {
 
 TEST_F(LeakOracleTest, ProcessScopeLeavesOutWhatOthersMayMake) {
   const auto before = take_holdings(LeakScope::kProcess);
-  const std::string path = concat("/dev/shm/convoy-oracle-scope.", ::getpid());
+  const std::string path = shared_file_path("scope");
   write_file(path, "x");
   EXPECT_TRUE(difference(before, take_holdings(LeakScope::kProcess)).empty());
   ::unlink(path.c_str());
@@ -225,11 +259,12 @@ struct Run {
   std::string output;
 };
 
-Run run_test(const std::string& filter) {
+Run run_test(const std::string& filter, const std::vector<std::string>& more = {}) {
   const TempFolder folder("run");
   const std::string file = folder.path() + "/output";
   const UniqueFd out(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   std::vector<std::string> environment = {"CONVOY_TEST_SETTLE_MS=50"};
+  environment.insert(environment.end(), more.begin(), more.end());
   for (char** entry = environ; *entry; ++entry) environment.emplace_back(*entry);
   auto child = ChildProcess::spawn(
       {.arguments = {sibling_program("misbehaving_tests"), "--gtest_filter=" + filter},
@@ -255,6 +290,31 @@ TEST(LeakListenerTest, TestThatLeaksChildFailsAndChildIsEnded) {
   const auto run = run_test("Leaking.Child");
   EXPECT_EQ(run.status.code, 1) << run.output;
   EXPECT_NE(run.output.find("left behind: child process"), std::string::npos) << run.output;
+}
+
+TEST(LeakListenerTest, TestThatLeaksSharedMemoryFileFails) {
+  const auto run = run_test("Leaking.SharedMemoryFile");
+  EXPECT_EQ(run.status.code, 1) << run.output;
+  const std::string begin = "left behind: shared memory file ";
+  const auto at = run.output.find(begin);
+  ASSERT_NE(at, std::string::npos) << run.output;
+  const auto path = at + begin.size();
+  const std::string file = run.output.substr(path, run.output.find('\n', path) - path);
+  EXPECT_EQ(::unlink(file.c_str()), 0) << file;
+}
+
+// What Convoy itself puts into /dev/shm by default, in tests goes where only this program looks.
+TEST(LeakListenerTest, TestThatLeaksInTheFolderOfNamesFails) {
+  const auto run = run_test("Leaking.NameInTheSharedFolder");
+  EXPECT_EQ(run.status.code, 1) << run.output;
+  EXPECT_NE(run.output.find("left behind: temporary file"), std::string::npos) << run.output;
+}
+
+TEST(LeakListenerTest, OtherProgramsMayUseSharedMemory) {
+  const std::string path = foreign_path();
+  const auto run = run_test("Beside.AnotherProgram", {"CONVOY_TEST_FOREIGN_FILE=" + path});
+  EXPECT_TRUE(run.status.success()) << run.output;
+  EXPECT_EQ(::unlink(path.c_str()), 0) << "it was not there: the test has not seen it";
 }
 
 TEST(LeakListenerTest, CleanTestPasses) {

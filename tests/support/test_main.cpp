@@ -23,6 +23,9 @@ int test_main(int argc, char** argv) {
   // A folder of its own lets the oracle see what is left in it, whatever runs beside this program.
   const TempFolder temporary("convoy-test");
   ::setenv("TMPDIR", temporary.path().c_str(), 1);
+  // What has a name in the file system goes there too. Ranks have TMPDIRs of their own and inherit
+  // this one.
+  ::setenv("CONVOY_SHARE_FOLDER", temporary.path().c_str(), 1);
   tag_descendants();
   install_group_counter();
   LeakOracle::install();
