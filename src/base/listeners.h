@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -42,6 +44,7 @@ class EventListener {
     std::vector<std::thread::id> callers;  // who is in the callback
   };
 
+  const pid_t process_ = ::getpid();  // a forked child has none of the callers
   const std::weak_ptr<Listeners> owner_;
   const EventCallback callback_;
   Guarded<State> state_;

@@ -1,5 +1,7 @@
 #include "coll/group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -12,12 +14,20 @@
 
 namespace convoy::coll {
 
+void Group::Impl::fail_in_child(std::string_view operation) const {
+  fail(ErrorKind::kUnsupported, operation, ", ", describe(), ": this process (pid ", ::getpid(),
+       ") is a forked child of the rank, perhaps a worker of a DataLoader; only the process that "
+       "made a group can use it: call it in the rank itself, or start the worker by exec "
+       "(convoy::spawn, multiprocessing's \"spawn\") and make a group there");
+}
+
 void Group::Impl::check_open() const {
   if (closed_) fail(ErrorKind::kInvalidArgument, describe(), " was closed");
 }
 
 // The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
 void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
+  check_process(to_string(call.signature.op));
   const auto now = QuickClock::now();
   call.deadline = deadline(timeout, now);
   std::uint64_t number = 0;
@@ -69,6 +79,7 @@ void Group::Impl::release_turn() {
 
 std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
                                                      Callback done) {
+  check_process(to_string(call.signature.op));
   const auto now = QuickClock::now();
   call.deadline = deadline(timeout, now);
   auto operation = std::make_shared<Work::Collective>(shared_from_this());
@@ -163,11 +174,13 @@ void Group::Impl::end_callback(CallingBack& call) {
 }
 
 bool Group::Impl::is_done(const Work::Collective& operation) {
+  check_process("done");
   const std::lock_guard lock(mutex_);
   return operation.done;
 }
 
 bool Group::Impl::wait(Work::Collective& operation, const Deadline& deadline) {
+  check_process("wait");
   std::unique_lock lock(mutex_);
   const auto my_turn = [&] {
     return !busy_ && !queue_.empty() && queue_.front().get() == &operation;
@@ -217,6 +230,7 @@ void Group::Impl::progress() {
 }
 
 void Group::Impl::close() {
+  if (!is_here()) return;  // the rank is the parent's; what this copy has is left alone
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -259,7 +273,8 @@ std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int ra
 
 std::shared_ptr<Group> Group::over(std::shared_ptr<Medium> medium,
                                    std::chrono::nanoseconds timeout) {
-  return std::shared_ptr<Group>(new Group(std::make_shared<Impl>(std::move(medium), timeout)));
+  const std::shared_ptr<Impl> impl(new Impl(std::move(medium), timeout), DeleteAtHome());
+  return std::shared_ptr<Group>(new Group(impl));
 }
 
 Group::~Group() { impl_->close(); }
@@ -477,23 +492,36 @@ Work Group::monitored_barrier_async(const CallOptions& options, Callback done) {
                            options.timeout, std::move(done)));
 }
 
-shm::Block Group::allocate(std::size_t bytes) { return shm::Fabric::instance().allocate(bytes); }
-void Group::abort(const std::string& why) { impl_->medium().abort(why); }
+void Group::check_process(std::string_view operation) const { impl_->check_process(operation); }
+shm::Block Group::allocate(std::size_t bytes) {
+  impl_->check_process("allocate");
+  return shm::Fabric::instance().allocate(bytes);
+}
+void Group::abort(const std::string& why) { impl_->checked_medium("abort").abort(why); }
 void Group::close() { impl_->close(); }
 EventHandle Group::on_event(EventCallback callback) {
+  impl_->check_process("on_event");
   return impl_->observer().on_event(std::move(callback));
 }
 const std::shared_ptr<Medium>& Group::medium() const { return impl_->shared_medium(); }
-bool Group::broken() const { return impl_->medium().broken(); }
+bool Group::broken() const { return impl_->checked_medium("broken").broken(); }
 
-std::optional<ErrorKind> Group::failure() const { return impl_->medium().failure(); }
+std::optional<ErrorKind> Group::failure() const {
+  return impl_->checked_medium("failure").failure();
+}
 
 std::uint64_t Group::last_issued() const { return impl_->last_issued(); }
 
-std::vector<int> Group::lost_ranks() const { return impl_->medium().lost_ranks(); }
+std::vector<int> Group::lost_ranks() const {
+  return impl_->checked_medium("lost_ranks").lost_ranks();
+}
 
-std::vector<int> Group::late_ranks() const { return impl_->medium().late_ranks(); }
-std::uint64_t Group::last_completed() const { return impl_->medium().last_completed(); }
+std::vector<int> Group::late_ranks() const {
+  return impl_->checked_medium("late_ranks").late_ranks();
+}
+std::uint64_t Group::last_completed() const {
+  return impl_->checked_medium("last_completed").last_completed();
+}
 
 bool Work::Collective::is_done() { return group->is_done(*this); }
 bool Work::Collective::wait_until(const Deadline& deadline) { return group->wait(*this, deadline); }

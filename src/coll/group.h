@@ -71,7 +71,8 @@ class Group {
   // operations which do not bring their own.
   static std::shared_ptr<Group> over(std::shared_ptr<Medium> medium,
                                      std::chrono::nanoseconds timeout);
-  // Leaves the group; pending operations fail. Does not wait for other ranks.
+  // Leaves the group; pending operations fail. Does not wait for other ranks. In a forked child it
+  // does nothing.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -80,6 +81,9 @@ class Group {
   int size() const;
   const std::string& name() const;
   const std::shared_ptr<Medium>& medium() const;
+  // A group belongs to the process that made it. In a forked child of that everything but what
+  // stands above this line, close() and the end throws kUnsupported, and so does this.
+  void check_process(std::string_view operation) const;
 
   // Where input and output are one buffer, or one is the other's part as said below, the operation
   // works in place; any other overlap is an error.

@@ -10,6 +10,7 @@
 #include "coll/group.h"
 #include "coll/medium.h"
 #include "coll/observer.h"
+#include "os/fork_guard.h"
 
 namespace convoy::coll {
 
@@ -62,7 +63,19 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
         observer_(*medium_),
         calls_(medium_->name(), medium_->rank(), medium_->size()) {}
 
+  // For operations that have none of the checks below. kUnsupported in a forked child, before
+  // anything shared, or a lock that a missing thread may hold, is touched.
+  void check_process(std::string_view operation) const {
+    if (!home_.is_here()) [[unlikely]]
+      fail_in_child(operation);
+  }
+  bool is_here() const noexcept { return home_.is_here(); }
+
   Medium& medium() { return *medium_; }
+  Medium& checked_medium(std::string_view operation) {
+    check_process(operation);
+    return *medium_;
+  }
   const std::shared_ptr<Medium>& shared_medium() const { return medium_; }
 
   const CallMaker& calls() const { return calls_; }
@@ -88,6 +101,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
                   medium_->size());
   }
   std::uint64_t last_issued() {
+    check_process("last_issued");
     const std::lock_guard lock(mutex_);
     return last_number_;
   }
@@ -102,6 +116,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
     bool gave_turn = false;
   };
 
+  [[noreturn]] void fail_in_child(std::string_view operation) const;
   void check_open() const;
   bool calls_back_here() const {
     return calling_back_ && calling_back_->thread == std::this_thread::get_id();
@@ -114,6 +129,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   void run_next(std::unique_lock<std::mutex>& lock);
   void release_turn();
 
+  const HomeProcess home_;
   const std::chrono::nanoseconds timeout_;
   const std::shared_ptr<Medium> medium_;
   Messages& messages_;  // the medium's

@@ -6,6 +6,7 @@ namespace convoy::coll {
 
 Transfer Group::Impl::transfer(const Message& message) const {
   const bool sends = message.kind == Message::Kind::kSend;
+  check_process(sends ? "send" : "recv");
   const auto refuse = [&](const auto&... why) {
     fail(ErrorKind::kInvalidArgument, sends ? "send, " : "recv, ", describe(), ": ", why...);
   };
@@ -81,6 +82,7 @@ int Group::recv(void* data, std::size_t count, DataType type, int source,
 }
 
 void Group::batch(std::span<const Message> messages, std::chrono::nanoseconds timeout) {
+  impl_->check_process("batch");
   std::vector<Transfer> transfers;
   transfers.reserve(messages.size());
   const Deadline deadline = impl_->deadline(timeout);
@@ -118,6 +120,7 @@ Work Group::recv_async(void* data, std::size_t count, DataType type, int source,
 
 Work Group::batch_async(std::span<const Message> messages, std::chrono::nanoseconds timeout,
                         Callback done) {
+  impl_->check_process("batch");
   auto operation = std::make_shared<Work::Messages>(impl_);
   const Deadline deadline = impl_->deadline(timeout);
   for (const Message& message : messages) {
@@ -140,6 +143,7 @@ Work Group::batch_async(std::span<const Message> messages, std::chrono::nanoseco
 }
 
 bool Work::Messages::is_done() {
+  group->check_process("done");
   for (const auto& transfer : transfers) {
     if (!group->messages().is_done(*transfer)) return false;
   }
@@ -147,6 +151,7 @@ bool Work::Messages::is_done() {
 }
 
 bool Work::Messages::wait_until(const Deadline& deadline) {
+  group->check_process("wait");
   // All of them, also after an error: their buffers are in use until they are done.
   std::exception_ptr first;
   for (const auto& transfer : transfers) {
@@ -161,6 +166,7 @@ bool Work::Messages::wait_until(const Deadline& deadline) {
 }
 
 int Work::Messages::sender() {
+  group->check_process("source");
   if (transfers.size() != 1 || !is_done()) return -1;
   return transfers.front()->source;
 }

@@ -1,6 +1,7 @@
 #include "coll/shared_memory.h"
 
 #include "coll/mail.h"
+#include "os/fork_guard.h"
 
 namespace convoy::coll {
 namespace {
@@ -40,7 +41,8 @@ class SharedMemory final : public Medium, public std::enable_shared_from_this<Sh
 
 std::shared_ptr<Medium> make_shared_memory(Store& store, int rank, int size,
                                            const EngineOptions& options) {
-  return std::make_shared<SharedMemory>(store, rank, size, options);
+  return std::shared_ptr<SharedMemory>(new SharedMemory(store, rank, size, options),
+                                       DeleteAtHome());
 }
 
 std::shared_ptr<shm::Mesh> mesh_of(Medium& medium) {

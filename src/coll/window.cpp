@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "coll/shared_memory.h"
-#include "os/fork_guard.h"
 
 namespace convoy::coll {
 
@@ -64,6 +63,7 @@ Guarded<std::set<std::uint64_t>>& live_windows() {
 
 std::shared_ptr<Window> Window::create(Group& group, std::span<std::byte> memory,
                                        std::chrono::nanoseconds timeout) {
+  group.check_process("window");
   auto mesh = mesh_of(*group.medium());
   if (!mesh) {
     fail(ErrorKind::kUnsupported, "window, group \"", group.name(),
@@ -78,7 +78,6 @@ Window::Window(Group& group, std::shared_ptr<shm::Mesh> mesh)
     : name_(group.name()),
       rank_(group.rank()),
       mesh_(std::move(mesh)),
-      generation_(fork_generation()),
       policy_(WaitPolicy::for_ranks(mesh_->size(), usable_cores(mesh_->process(rank_).cores))),
       parts_(static_cast<std::size_t>(mesh_->size())),
       taken_(static_cast<std::size_t>(mesh_->size())) {}
@@ -130,7 +129,7 @@ void Window::join(Group& group, std::span<std::byte> memory, std::chrono::nanose
 // Others may still write into this rank's memory, and look at the control memory: both are used
 // again when all have left or died.
 Window::~Window() {
-  if (!control_ || fork_generation() != generation_) return;  // not made; a forked child's copy
+  if (!control_ || !home_.is_here()) return;  // not made; a forked child's copy
   bell_->end();
   const auto released = [peers = mesh_->peers(), mapping = control_mapping_, base = control_,
                          nonce = nonce_, owner = rank_ == 0] {
@@ -176,7 +175,12 @@ std::string Window::prefix(const char* operation) const {
   return concat(operation, ", group \"", name_, "\", rank ", rank_, " of ", size(), ": ");
 }
 
-void Window::check_rank(const char* operation, int rank) const {
+void Window::check_call(const char* operation, int rank) const {
+  if (!home_.is_here()) {
+    fail(ErrorKind::kUnsupported, prefix(operation),
+         "this process is a forked child of the rank, and only the process that made a window can "
+         "use it; memory that at() gave before the fork can be read and written");
+  }
   if (rank >= 0 && rank < size()) return;
   fail(ErrorKind::kInvalidArgument, prefix(operation), "there is no rank ", rank);
 }
@@ -194,20 +198,20 @@ void Window::fail_absent(const char* operation, int rank) const {
 }
 
 std::span<std::byte> Window::at(int rank) const {
-  check_rank("window", rank);
+  check_call("window", rank);
   if (!absence(rank).empty()) fail_absent("window", rank);
   return parts_[static_cast<std::size_t>(rank)].memory;
 }
 
 void Window::signal(int rank) const {
-  check_rank("signal", rank);
+  check_call("signal", rank);
   if (!absence(rank).empty()) fail_absent("signal", rank);
   count(rank_, rank).fetch_add(1, std::memory_order_acq_rel);
   ring(head(rank).bell);
 }
 
 void Window::wait_signal(int rank, const Deadline& deadline) const {
-  check_rank("wait_signal", rank);
+  check_call("wait_signal", rank);
   auto& taken = taken_[static_cast<std::size_t>(rank)];
   auto& sent = count(rank, rank_);
   const auto take = [&] {

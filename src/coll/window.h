@@ -7,6 +7,7 @@
 
 #include "coll/group.h"
 #include "coll/mesh.h"
+#include "os/fork_guard.h"
 #include "os/wait.h"
 
 namespace convoy::coll {
@@ -14,6 +15,9 @@ namespace convoy::coll {
 // Memory of every rank of one host that all others read and write as they like, and words by which
 // they tell each other that they have. Thread-safe; what is written and read where, and when, is
 // the users' affair.
+//
+// A forked child may go on using memory that at() gave before the fork; at(), signal() and
+// wait_signal() throw kUnsupported there.
 //
 // A rank takes part until its Window is destroyed. Its memory is kept apart until then by the
 // others: what they write after its end, or after its death, harms nobody.
@@ -51,7 +55,8 @@ class Window {
   void join(Group& group, std::span<std::byte> memory, std::chrono::nanoseconds timeout);
   Head& head(int rank) const;
   std::atomic<std::uint64_t>& count(int from, int to) const;
-  void check_rank(const char* operation, int rank) const;
+  // kUnsupported in a forked child; kInvalidArgument for a rank that does not exist.
+  void check_call(const char* operation, int rank) const;
   // Why the rank takes part no more; empty: it does.
   std::string absence(int rank) const;
   [[noreturn]] void fail_absent(const char* operation, int rank) const;
@@ -61,7 +66,7 @@ class Window {
   const std::string name_;
   const int rank_;
   const std::shared_ptr<shm::Mesh> mesh_;
-  const unsigned generation_;  // fork_generation() of the process that made it
+  const HomeProcess home_;
   const WaitPolicy policy_;
   std::vector<Part> parts_;
   shm::Block control_block_;  // of rank 0

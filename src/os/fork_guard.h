@@ -28,4 +28,25 @@ class ForkPause {
 // Counts from the first call of any function here: call it when the state is made.
 unsigned fork_generation() noexcept;
 
+// The process that made an object. A forked child has a copy of the object, but neither its threads
+// nor its connections, and its locks may be held by threads that are not there.
+class HomeProcess {
+ public:
+  // False in a forked child of the process.
+  bool is_here() const noexcept { return generation_ == fork_generation(); }
+
+ private:
+  unsigned generation_ = fork_generation();
+};
+
+// For a shared_ptr to such an object: a forked child leaves its copy alone, with all that it owns.
+struct DeleteAtHome {
+  template <class T>
+  void operator()(T* object) const noexcept {
+    if (home.is_here()) delete object;
+  }
+
+  HomeProcess home;
+};
+
 }  // namespace convoy
