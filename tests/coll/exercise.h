@@ -2,7 +2,9 @@
 
 #include <array>
 #include <memory>
+#include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "support.h"
@@ -32,6 +34,7 @@ enum class Op {
 };
 inline constexpr int kOps = 19;
 std::string_view name_of(Op op);
+inline void PrintTo(Op op, std::ostream* out) { *out << name_of(op); }
 bool reduces(Op op);
 inline std::vector<Op> all_ops() {
   std::vector<Op> ops;

@@ -34,6 +34,7 @@ std::string_view name_of(Phase phase) {
                                  "Broadcast", "Async", "Outside"};
   return kNames[static_cast<std::size_t>(phase)];
 }
+void PrintTo(Phase phase, std::ostream* out) { *out << name_of(phase); }
 
 // One operation of the kind; big ones take long enough to be hit in the middle.
 void operate(Group& group, Phase phase, Region& shared, Region& priv) {

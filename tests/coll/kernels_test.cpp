@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <ostream>
 #include <string>
 #include <tuple>
 
@@ -17,6 +18,9 @@
 #include "reference.h"
 
 namespace convoy::coll {
+
+inline void PrintTo(DataType type, std::ostream* out) { *out << to_string(type); }
+
 namespace {
 
 using reference::Buffer;
@@ -57,6 +61,7 @@ struct KernelSet {
   std::string name;
   const KernelTable* table;
 };
+void PrintTo(const KernelSet& set, std::ostream* out) { *out << set.name; }
 std::vector<KernelSet> kernel_sets() {
   std::vector<KernelSet> sets;
   for (const Isa isa : supported_isas()) {
@@ -309,6 +314,37 @@ TEST_P(Kernels, SixteenBitFloatsExhaustively) {
       }
     }
   }
+}
+
+// In plain numbers: what a reference of one's own might get wrong in the same way.
+TEST_P(Kernels, AveragesDoNotWrap) {
+  const auto average = []<class T>(DataType type, const std::vector<T>& values) {
+    std::vector<Buffer> inputs;
+    for (const T value : values) inputs.push_back(as_buffer(std::vector<T>(77, value)));
+    const Reduction r{type, ReduceOp::kAvg, static_cast<int>(values.size())};
+    return [r, inputs](T expected) {
+      expect_reduced(r, inputs, {}, StoreHint::kCached, as_buffer(std::vector<T>(77, expected)));
+      expect_reduced(r, inputs, {}, StoreHint::kStreaming, as_buffer(std::vector<T>(77, expected)));
+    };
+  };
+  const auto check_extremes = [&]<class T>(DataType type, T) {
+    constexpr T kMost = std::numeric_limits<T>::max(), kLeast = std::numeric_limits<T>::min();
+    average(type, std::vector<T>(64, kMost))(kMost);
+    average(type, std::vector<T>(63, kLeast))(kLeast);
+    average(type, std::vector<T>{kMost, kMost, kLeast})(
+        static_cast<T>((static_cast<__int128>(kMost) * 2 + kLeast) / 3));
+  };
+  average(DataType::kI8, std::vector<std::int8_t>{100, 100, 100})(100);
+  average(DataType::kU8, std::vector<std::uint8_t>{200, 100, 250})(183);
+  average(DataType::kI8, std::vector<std::int8_t>{-100, -100, -101})(-100);  // toward zero
+  check_extremes(DataType::kI8, std::int8_t{});
+  check_extremes(DataType::kI16, std::int16_t{});
+  check_extremes(DataType::kI32, std::int32_t{});
+  check_extremes(DataType::kI64, std::int64_t{});
+  check_extremes(DataType::kU8, std::uint8_t{});
+  check_extremes(DataType::kU16, std::uint16_t{});
+  check_extremes(DataType::kU32, std::uint32_t{});
+  check_extremes(DataType::kU64, std::uint64_t{});
 }
 
 TEST_P(Kernels, AverageDividesTruly) {

@@ -10,6 +10,7 @@
 
 #include "convoy/error.h"
 #include "os/file.h"
+#include "support/test_names.h"
 
 namespace convoy {
 namespace {
@@ -92,10 +93,10 @@ TEST(ToC10dTest, GoesBackAndForthWithoutAWrapper) {
 
 // --- torch's as ours ---
 
-class FromC10dTest : public testing::TestWithParam<const char*> {
+class FromC10dTest : public testing::TestWithParam<std::string> {
  protected:
   FromC10dTest() {
-    if (GetParam() == std::string("File")) {
+    if (GetParam() == "File") {
       store_ = from_c10d(c10::make_intrusive<c10d::FileStore>(folder_.path() + "/store", 1));
     } else {
       store_ = from_c10d(c10::make_intrusive<c10d::HashStore>());
@@ -106,7 +107,7 @@ class FromC10dTest : public testing::TestWithParam<const char*> {
   std::shared_ptr<Store> store_;
 };
 INSTANTIATE_TEST_SUITE_P(Stores, FromC10dTest, testing::Values("Hash", "File"),
-                         [](const auto& test) { return std::string(test.param); });
+                         convoy::test::text_name);
 
 TEST_P(FromC10dTest, EveryOperation) {
   store_->set("a", std::string_view("x\0y", 3));

@@ -14,6 +14,7 @@
 #include "group/launch_variables.h"
 #include "group/launched_ranks.h"
 #include "os/file.h"
+#include "support/test_names.h"
 
 namespace convoy::test {
 namespace {
@@ -150,10 +151,10 @@ TEST(RendezvousTest, FilesThatCannotBe) {
   }
 }
 
-class OneHostTest : public testing::TestWithParam<const char*> {
+class OneHostTest : public testing::TestWithParam<std::string> {
  protected:
   Variables variables(int rank, int size) const {
-    const std::string launcher = GetParam();
+    const std::string& launcher = GetParam();
     auto result = launcher == "Slurm"   ? slurm_one_host(rank, size)
                   : launcher == "MPICH" ? mpich(rank, size, rank, size)
                                         : open_mpi(rank, size, rank, size);
@@ -165,7 +166,7 @@ class OneHostTest : public testing::TestWithParam<const char*> {
   TempFolder folder_{"host"};
 };
 INSTANTIATE_TEST_SUITE_P(Launchers, OneHostTest, testing::Values("Open MPI", "MPICH", "Slurm"),
-                         [](const auto& test) { return "Launcher" + std::to_string(test.index); });
+                         convoy::test::text_name);
 
 TEST_P(OneHostTest, MeetsWithoutAPort) {
   const auto results =

@@ -13,10 +13,15 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-class StopSignal : public testing::TestWithParam<int> {};
+struct Signal {
+  int number;
+};
+void PrintTo(Signal signal, std::ostream* out) { *out << signal_name(signal.number); }
+
+class StopSignal : public testing::TestWithParam<Signal> {};
 
 TEST_P(StopSignal, ReachesTheRanksAndTheExitStatus) {
-  const int signal = GetParam();
+  const int signal = GetParam().number;
   const std::string name = signal_name(signal);
   auto job = Launched::run(
       {"-n", "2"}, {"only", "0", "catch", name, "all", "barrier", "up", "say", "ready", "wait"});
@@ -32,8 +37,10 @@ TEST_P(StopSignal, ReachesTheRanksAndTheExitStatus) {
   expect_nothing_left(job.job_id());
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, StopSignal, testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT),
-                         [](const auto& instance) { return signal_name(instance.param); });
+INSTANTIATE_TEST_SUITE_P(Each, StopSignal,
+                         testing::Values(Signal{SIGINT}, Signal{SIGTERM}, Signal{SIGHUP},
+                                         Signal{SIGQUIT}),
+                         [](const auto& instance) { return signal_name(instance.param.number); });
 
 TEST(Signals, KillAfterTheGrace) {
   auto job = Launched::run({"-n", "2", "--grace", "200ms"},

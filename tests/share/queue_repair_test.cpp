@@ -9,11 +9,12 @@
 
 #include "history.h"
 #include "queue_memory_support.h"
+#include "support/test_names.h"
 
 namespace convoy::share::test {
 namespace {
 
-class DeathTest : public testing::TestWithParam<const char*> {};
+class DeathTest : public testing::TestWithParam<std::string> {};
 
 // The rank's process ends at the given place, with the lock held; everything else goes on.
 TEST_P(DeathTest, WithTheLock) {
@@ -62,9 +63,10 @@ TEST_P(DeathTest, WithTheLock) {
 
 INSTANTIATE_TEST_SUITE_P(Places, DeathTest,
                          testing::Values("put: written", "put: ready", "put: in order",
-                                         "take: taken", "take: out of order"));
+                                         "take: taken", "take: out of order"),
+                         convoy::test::text_name);
 
-class BatchDeathTest : public testing::TestWithParam<const char*> {};
+class BatchDeathTest : public testing::TestWithParam<std::string> {};
 
 // It ends while it puts the first of three at once: what came in is there, and the rest is lost.
 TEST_P(BatchDeathTest, TheRestIsCounted) {
@@ -90,7 +92,8 @@ TEST_P(BatchDeathTest, TheRestIsCounted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, BatchDeathTest,
-                         testing::Values("put: written", "put: ready", "put: in order"));
+                         testing::Values("put: written", "put: ready", "put: in order"),
+                         convoy::test::text_name);
 
 // Whoever gets the lock of the dead and cannot put the queue right gives it back; the next one can.
 TEST(QueueRepairTest, IsTriedAgain) {
@@ -276,7 +279,7 @@ TEST(QueueMemoryTest, LinearizableWithKills) {
       }
       round.go.store(1);
     }
-    while (is_running(record.victim[i].load()) && !limit.expired()) std::this_thread::yield();
+    while (!is_dead(record.victim[i].load(), own_domain()) && !limit.expired()) std::this_thread::yield();
     std::vector<Call> calls;
     for (const auto& log : logs) calls.insert(calls.end(), log.begin(), log.end());
     for (std::uint32_t c = 0; c < round.calls.load(); ++c) {

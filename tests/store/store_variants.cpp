@@ -57,8 +57,8 @@ void StoreWorld::await_waiting(std::size_t count) {
   EXPECT_TRUE(eventually([&] { return server_->stats().waiting == count; }));
 }
 
-std::string variant_name(const testing::TestParamInfo<StoreVariant>& info) {
-  switch (info.param) {
+std::string name_of(StoreVariant variant) {
+  switch (variant) {
     case StoreVariant::kLocal: return "Local";
     case StoreVariant::kSocket: return "Socket";
     case StoreVariant::kPath: return "Path";

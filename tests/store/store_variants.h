@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,11 @@ class StoreWorld {
   std::string path_;
 };
 
-std::string variant_name(const testing::TestParamInfo<StoreVariant>& info);
+std::string name_of(StoreVariant variant);
+inline void PrintTo(StoreVariant variant, std::ostream* out) { *out << name_of(variant); }
+inline std::string variant_name(const testing::TestParamInfo<StoreVariant>& info) {
+  return name_of(info.param);
+}
 inline auto all_variants() {
   return testing::Values(StoreVariant::kLocal, StoreVariant::kSocket, StoreVariant::kPath,
                          StoreVariant::kPrefixLocal, StoreVariant::kPrefixSocket,

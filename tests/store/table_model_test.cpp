@@ -61,7 +61,8 @@ class TableModel : public testing::TestWithParam<unsigned> {
   std::mt19937 random{GetParam()};
   std::uint32_t last_id = 0;
 };
-INSTANTIATE_TEST_SUITE_P(Seeds, TableModel, testing::Range(1u, 9u));
+INSTANTIATE_TEST_SUITE_P(Seeds, TableModel, testing::Range(1u, 9u),
+                         [](const auto& test) { return concat("Seed", test.param); });
 
 TEST_P(TableModel, AgreesWithTheReference) {
   TablePair pair(GetParam() % 3 == 0 ? kRoomy : kTight);
