@@ -99,13 +99,13 @@ function(convoy_take_shared result)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [COST n] [TORCH] [SERIAL]
-# [HELPER]): a GoogleTest binary with the project's main (rank re-execution, leak oracle), each test
+# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [COST n] [TORCH] [UNITY]
+# [SERIAL] [HELPER]): a GoogleTest binary with the project's main (rank re-execution, leak oracle), each test
 # known to ctest. The label `long` keeps tests for `make test-full`. COST: ctest starts tests with a
-# high one first, so that no slow one is left for the end. HELPER: ctest does not know it; another test
-# runs it.
+# high one first, so that no slow one is left for the end. UNITY: its sources are compiled together (see
+# convoy_unity). HELPER: ctest does not know it; another test runs it.
 function(convoy_test name)
-  cmake_parse_arguments(arg "TORCH;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;UNITY;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -119,6 +119,9 @@ function(convoy_test name)
     convoy_use_pch(${name} convoy_torch_pch)
   else()
     convoy_use_pch(${name} convoy_test_pch)
+  endif()
+  if(arg_UNITY)
+    convoy_unity(${name} ${name} ${arg_SOURCES})
   endif()
   if(arg_HELPER)
     return()
