@@ -12,6 +12,7 @@
 #   SEEDS=10000       how many programs `make soak-coll` runs
 #   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
 #   BOOTSTRAP=off     do not look for missing packages
+#   V=1               show every command of a build instead of one line of progress
 JOBS ?= 2
 TESTS ?=
 CONVOY_TORCH ?=
@@ -23,7 +24,8 @@ SEEDS ?= 10000
 WORLD ?= 4
 TEXT ?=
 BOOTSTRAP ?= on
-export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
+V ?=
+export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS V
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
@@ -31,10 +33,10 @@ export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full test-pytorch demo lint asan tsan fuzz verify bench bench-coll \
+targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
            bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-share soak-coll tidy check-headers \
            check-layers format install python wheel clean help
-settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP
+settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
 
 # A word that is no target, or a setting that is none, stops before anything is done.
 unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
@@ -49,7 +51,7 @@ endif
 ctest = ctest --test-dir build/$(1) -j$(JOBS) --output-on-failure --no-label-summary --no-tests=error \
         $(if $(TESTS),-R '$(TESTS)')
 pip = $(CONVOY_VENV)/bin/python -m pip --disable-pip-version-check
-compile = cmake --build build/$(1) -j $(JOBS)
+compile = tools/progress build/$(1) $(JOBS)
 # The sanitizers' shadow memory needs a kernel that does not spread mappings too far.
 no_aslr = $$(setarch -R true 2>/dev/null && echo setarch -R)
 sanitizer_options = \
@@ -58,7 +60,7 @@ sanitizer_options = \
   TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
 ##@ Everyday
-build: ready-release ## build into build/release (the default; programs in build/release/bin)
+build: ready-release ## build everything into build/release (the default; programs in build/release/bin)
 	@$(call compile,release)
 
 test: build ## build and run the tests (all but the long ones)
@@ -70,11 +72,15 @@ test-full: build ## all tests, the long ones too
 test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a quarter of an hour)
 	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
 
-demo: build ## train a character-level GPT with two processes, on TEXT=file or on our own texts
+demo: demo-plan ready-release ## train a character-level GPT with two processes, on TEXT=file or on our own texts
+	@$(call compile,release) convoy_command char_gpt
 	@TEXT='$(TEXT)' examples/char_gpt/demo
 
-lint: ready-lint ## everything that can be checked without running: format, layers, headers, clang, clang-tidy
+lint: ready-lint ## what CI checks without running: format, layers, clang on src and public headers, clang-tidy on changes
 	@JOBS=$(JOBS) tools/lint
+
+lint-full: ready-lint ready-lint-full ## the same over everything: tests, benchmarks, all headers, clang-tidy on all files
+	@JOBS=$(JOBS) tools/lint --full
 
 ##@ Deeper checks
 asan: ready-asan ## the torch-free core and its tests under AddressSanitizer and UBSan
@@ -124,8 +130,8 @@ verify: bootstrap-verify ## check the models of the lock-free protocols with Spi
 tidy: ready-lint ## clang-tidy over all files (lint: only over changed ones)
 	@JOBS=$(JOBS) tools/tidy --all
 
-check-headers: ready-lint ## each header compiles alone
-	@$(call compile,lint) --target check_headers
+check-headers: ready-lint-full ## each header compiles alone
+	@$(call compile,lint-full) check_headers
 
 check-layers: ## each file includes only its own layer and those below
 	@tools/check_layers.py
@@ -134,7 +140,8 @@ check-layers: ## each file includes only its own layer and those below
 format: bootstrap-lint ## format all C++ files
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs -r $(CONVOY_VENV)/bin/clang-format -i
 
-install: build ## install into PREFIX
+install: ready-release ## build libraries and command, and install them into PREFIX
+	@$(call compile,release) product
 	@cmake --install build/release --prefix '$(PREFIX)'
 
 python: bootstrap-python ## install the Python package into .venv
@@ -155,6 +162,7 @@ help: ## show this
 
 bootstrap_groups_release = build
 bootstrap_groups_lint = build lint
+bootstrap_groups_lint-full = build lint
 bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
@@ -167,6 +175,10 @@ bootstrap-%:
 	@[ $(BOOTSTRAP) = off ] || tools/bootstrap $(bootstrap_groups_$*)
 
 ready-%: bootstrap-% build/%/build.ninja ;
+
+demo-plan:
+	@echo "make demo: sets up what is missing (a minute), builds libraries, launcher and char_gpt, and trains a"
+	@echo "small GPT with two processes (three minutes). About ten minutes in all on two cores; less the next time."
 
 # Configured once; Ninja runs CMake again when a CMake file changes. Another setting starts afresh.
 build/%/build.ninja: CMakePresets.json build/%/settings
@@ -181,4 +193,4 @@ build/%/settings: always
 	  [ ! -e '$(CONVOY_VENV)/oneccl/packages' ] || text+=' oneccl'; \
 	  [ -e $@ ] && [ "$$text" = "$$(cat $@)" ] || printf '%s\n' "$$text" >$@
 
-.PHONY: $(targets) always
+.PHONY: $(targets) demo-plan always

@@ -19,7 +19,10 @@ add_library(convoy_warnings INTERFACE)
 target_compile_options(convoy_warnings INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
   # GCC 12 warns about "a" + std::string at -O3 without cause (GCC bug 105651).
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<BOOL:${CONVOY_WERROR}>:-Werror>)
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+  # In unity builds GCC takes a source for a header, in which types of anonymous namespaces are an error.
+  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_UNITY}>>:-Wno-subobject-linkage>
+  $<$<BOOL:${CONVOY_WERROR}>:-Werror>)
 
 if(CONVOY_SANITIZE STREQUAL "address")
   # Without vptr: it reads objects through a pipe, and reports sound ones where our tests have used up

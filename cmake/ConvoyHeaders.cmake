@@ -1,8 +1,9 @@
-# Target check_headers: each header compiles alone, public ones with nothing but the public folders
-# on the include path, those of the core without torch. Globs, unlike everywhere else: a header that
+# Target check_headers: each header compiles alone, public ones (check_public_headers) with nothing but
+# the public folders on the include path, those of the core without torch. Globs, unlike everywhere else: a header that
 # no list names must be checked too. (The generated files also give clang-tidy a command per header.)
 set(CONVOY_TORCH_LAYERS tensor group share ddp rpc autograd optim)
 add_custom_target(check_headers)
+add_custom_target(check_public_headers)
 
 # convoy_check_headers(<name> HEADERS <as they are included>... [FOLDERS ...] [LIBRARIES ...])
 function(convoy_check_headers name)
@@ -20,6 +21,9 @@ function(convoy_check_headers name)
     target_include_directories(check_headers_${name} PRIVATE ${arg_FOLDERS})
     target_link_libraries(check_headers_${name} PRIVATE ${arg_LIBRARIES})
     add_dependencies(check_headers check_headers_${name})
+    if(name MATCHES "^public")
+      add_dependencies(check_public_headers check_headers_${name})
+    endif()
   endif()
 endfunction()
 

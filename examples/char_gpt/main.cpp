@@ -181,21 +181,23 @@ void train(const Arguments& arguments) {
   }
   record.seconds_per_step = seconds / static_cast<double>(record.losses.size());
   if (!first) return;
-  std::cout << "\n" << sparkline(record.losses) << "\n";
+  std::cout << "\n";
+  if (arguments.sample > 0) {
+    std::cout << "--- it writes ---\n"
+              << sample(net, text, options.context, arguments.sample) << "\n-----------------\n";
+  }
   if (!arguments.write_record.empty()) write(record, arguments.write_record);
   if (!arguments.read_record.empty()) {
     compare(read(arguments.read_record), record, world.size(), exposed / seconds);
   }
+  std::cout << std::setprecision(3) << "loss: " << record.losses.front() << " "
+            << sparkline(record.losses) << " " << record.losses.back() << "\n";
   if (!arguments.curve.empty()) {
     write_svg(arguments.curve, record.losses,
               "loss of a character-level GPT, " + std::to_string(world.size()) + " processes");
-    std::cout << "loss curve: " << arguments.curve << "\n";
+    std::cout << "as a picture: " << arguments.curve << "\n";
   }
-  if (arguments.sample > 0) {
-    std::cout << "--- it writes ---\n"
-              << sample(net, text, options.context, arguments.sample) << "\n-----------------"
-              << std::endl;
-  }
+  std::cout << std::flush;
 }
 
 }  // namespace

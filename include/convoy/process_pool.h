@@ -45,7 +45,7 @@ struct Task {
 
 // What became of an item.
 template <class T>
-struct Outcome {
+struct ItemResult {
   std::optional<T> value;
   std::optional<Error> error;  // if there is no value
 };
@@ -99,7 +99,7 @@ class ProcessPool {
       requests.push_back(detail::spawn_message(Task::kName));
       share::put(requests.back(), arguments<typename Task::Values>(item));
     }
-    std::vector<Outcome<typename Task::Result>> outcomes;
+    std::vector<ItemResult<typename Task::Result>> outcomes;
     for (Answer& answer : run(requests, deadline)) {
       auto& outcome = outcomes.emplace_back();
       if (answer.error) {

@@ -5,6 +5,7 @@
 #include "convoy/published.h"
 #include "convoy/slots.h"
 #include "convoy/spawn.h"
+#include "seconds.h"
 #include "share.h"
 
 namespace py = pybind11;
@@ -14,10 +15,6 @@ namespace {
 
 using Pairs = std::vector<std::pair<std::string, at::Tensor>>;
 using Specs = std::vector<std::tuple<std::string, std::vector<std::int64_t>, at::ScalarType>>;
-
-Deadline deadline_of(double seconds) {
-  return Deadline::after(std::chrono::duration<double>(seconds));
-}
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));

@@ -124,7 +124,7 @@ void load_states(AnySharded& optimizer, const py::dict& given) {
   optimizer.load_states(states);
 }
 
-py::dict stats_of(const AnySharded& optimizer) {
+py::dict sharded_stats_of(const AnySharded& optimizer) {
   using namespace pybind11::literals;
   const auto stats = optimizer.stats();
   return py::dict("steps"_a = stats.steps, "skipped"_a = stats.skipped, "norm"_a = stats.norm,
@@ -155,7 +155,7 @@ void add_sharded_optimizer(py::module_& module) {
           [](AnySharded& self, const std::string& reason) { self.refuse_step(reason); }, no_gil)
       .def("states", &states_of)
       .def("load_states", &load_states)
-      .def("stats", &stats_of);
+      .def("stats", &sharded_stats_of);
 }
 
 }  // namespace convoy::python

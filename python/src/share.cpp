@@ -1,6 +1,7 @@
 #include "share.h"
 
 #include "convoy/share.h"
+#include "seconds.h"
 
 namespace py = pybind11;
 
@@ -12,10 +13,6 @@ using share::ChannelListener;
 using share::Message;
 using share::PythonObject;
 using share::Value;
-
-Deadline deadline_of(double seconds) {
-  return Deadline::after(std::chrono::duration<double>(seconds));
-}
 
 struct ToPython {
   py::object operator()(std::monostate) const { return py::none(); }

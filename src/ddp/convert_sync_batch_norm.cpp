@@ -26,7 +26,7 @@ bool plan_group(Module& part, const ProcessGroup& group, std::vector<Step>& plan
   return true;
 }
 
-[[noreturn]] void refuse(const std::string& name) {
+[[noreturn]] void refuse_held(const std::string& name) {
   fail(ErrorKind::kUnsupported, "convert_sync_batchnorm: ", in_quotes(name),
        " is held by others than its parent, which would go on to use it (a member of a class?); ",
        "declare it as convoy::nn::SyncBatchNorm, or put it into a torch::nn::Sequential");
@@ -46,7 +46,7 @@ bool plan_exchange(Module& parent, const std::string& key, const std::string& na
   }
   // The parent's list of children, our copy of that, and the sequence.
   const long owners = place == nullptr ? 2 : 3;
-  if (child.use_count() > owners) refuse(name);
+  if (child.use_count() > owners) refuse_held(name);
   plan.emplace_back([&parent, key, norm, place, group] {
     auto sync = Sync::take_over(*norm);
     sync->train(norm->is_training());

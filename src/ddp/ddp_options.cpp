@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kTitle = "convoy::DdpOptions 1";
 constexpr const char* kKey = "convoy_ddp_options";
 
-[[noreturn]] void refuse(const std::string& line) {
+[[noreturn]] void refuse_line(const std::string& line) {
   fail(ErrorKind::kInvalidArgument, "DdpOptions: ", in_quotes(line), " is none of their lines");
 }
 
@@ -25,14 +25,14 @@ template <class T>
 T number(const std::string& text, const std::string& line) {
   std::istringstream in(text);
   T value{};
-  if (!(in >> value) || in.peek() != std::istringstream::traits_type::eof()) refuse(line);
+  if (!(in >> value) || in.peek() != std::istringstream::traits_type::eof()) refuse_line(line);
   return value;
 }
 
 template <class Enum>
 Enum choice(const std::string& text, int count, const std::string& line) {
   const int value = number<int>(text, line);
-  if (value < 0 || value >= count) refuse(line);
+  if (value < 0 || value >= count) refuse_line(line);
   return static_cast<Enum>(value);
 }
 
@@ -61,7 +61,7 @@ auto types(Mixed& mixed) {
 GradReduce reduce_of(const std::string& kind, double samples, const std::string& line) {
   if (kind == "mean") return GradReduce::kMean;
   if (kind == "sum") return GradReduce::kSum;
-  if (kind != "weighted") refuse(line);
+  if (kind != "weighted") refuse_line(line);
   return GradReduce::weighted(samples);
 }
 
@@ -105,13 +105,13 @@ std::string DdpOptions::to_text() const {
 DdpOptions DdpOptions::from_text(const std::string& text) {
   std::istringstream in(text);
   std::string line;
-  if (!std::getline(in, line) || line != kTitle) refuse(line);
+  if (!std::getline(in, line) || line != kTitle) refuse_line(line);
   DdpOptions made;
   std::string kind = "mean";
   double samples = 1;
   while (std::getline(in, line)) {
     const auto space = line.find(' ');
-    if (space == std::string::npos) refuse(line);
+    if (space == std::string::npos) refuse_line(line);
     const std::string name = line.substr(0, space), value = line.substr(space + 1);
     const auto known = flags(made);
     if (const auto flag = known.find(name); flag != known.end()) {
@@ -142,7 +142,7 @@ DdpOptions DdpOptions::from_text(const std::string& text) {
     } else if (name == "delay_all_reduce_named_params") {
       made.delay_all_reduce_named_params.push_back(value);
     } else {
-      refuse(line);
+      refuse_line(line);
     }
     if (name == "reduce" || name == "samples") made.reduce = reduce_of(kind, samples, line);
   }

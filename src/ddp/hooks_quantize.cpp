@@ -23,7 +23,7 @@ namespace {
 
 // A bucket on its way. Its elements, filled up with zeros, are rows; each rank owns equally many of
 // them.
-struct Journey {
+struct QuantizedBucket {
   GradBucket bucket;
   at::Tensor flat = {};     // the bucket as real numbers, in its memory
   std::size_t block = 0;    // elements of a row
@@ -49,7 +49,7 @@ std::uint8_t* byte_row(const at::Tensor& rows, std::size_t index) {
 
 // Calls function(parameter, offset, elements) for each parameter's piece of the flat bucket.
 template <class Function>
-void for_each_piece(const Journey& journey, const Function& function) {
+void for_each_piece(const QuantizedBucket& journey, const Function& function) {
   const std::int64_t factor = journey.bucket.buffer().is_complex() ? 2 : 1;
   std::int64_t offset = 0;
   for (std::size_t k = 0; k < journey.bucket.indices().size(); ++k) {
@@ -59,8 +59,9 @@ void for_each_piece(const Journey& journey, const Function& function) {
   }
 }
 
-Journey pack(const GradBucket& bucket, const Quantize8Options& options, const ByParameter& errors) {
-  Journey made{.bucket = bucket};
+QuantizedBucket pack(const GradBucket& bucket, const Quantize8Options& options,
+                     const ByParameter& errors) {
+  QuantizedBucket made{.bucket = bucket};
   const at::Tensor& buffer = bucket.buffer();
   made.flat = buffer.is_complex() ? at::view_as_real(buffer).view({-1}) : buffer;
   made.block = static_cast<std::size_t>(options.block);
@@ -86,7 +87,7 @@ Journey pack(const GradBucket& bucket, const Quantize8Options& options, const By
 }
 
 // Averages the own rows, and gets the others'.
-at::Tensor average(const Journey& journey) {
+at::Tensor average(const QuantizedBucket& journey) {
   const std::size_t block = journey.block, ranks = journey.ranks();
   const at::Tensor own = byte_rows(journey.owned, block);
   std::vector<float> mean(block);
@@ -105,7 +106,7 @@ at::Tensor average(const Journey& journey) {
   return journey.sent;
 }
 
-void unpack(const Journey& journey, const at::Tensor& rows) {
+void unpack(const QuantizedBucket& journey, const at::Tensor& rows) {
   const auto elements = static_cast<std::size_t>(journey.flat.numel());
   const bool in_place = journey.flat.scalar_type() == at::kFloat;
   const at::Tensor decoded =
@@ -138,7 +139,7 @@ HookResult Quantize8::operator()(const GradBucket& bucket) const {
   const at::NoGradGuard no_grad;
   if (bucket.buffer().numel() == 0) return bucket.buffer();
   const auto journey =
-      std::make_shared<const Journey>(pack(bucket, state_->options, state_->errors));
+      std::make_shared<const QuantizedBucket>(pack(bucket, state_->options, state_->errors));
   auto work = bucket.group().all_to_all_single_async(journey->arrived, journey->sent);
   return {std::move(work), [journey, state = state_] {
             const at::NoGradGuard inside;

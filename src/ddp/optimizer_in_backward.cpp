@@ -22,12 +22,12 @@ namespace {
 constexpr const char* kName = "OptimizerInBackward";
 
 template <class... Text>
-[[noreturn]] void refuse(const Text&... text) {
+[[noreturn]] void refuse_in_backward(const Text&... text) {
   fail(ErrorKind::kInvalidArgument, "OptimizerInBackward: ", text...);
 }
 
 void require(bool fine, const char* what, double value) {
-  if (!fine) refuse(what, " of ", value);
+  if (!fine) refuse_in_backward(what, " of ", value);
 }
 
 // A tensor's memory as real numbers.
@@ -121,7 +121,7 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
       for (const at::Tensor& parameter : groups[g].parameters) {
         const auto found = known.find(parameter.unsafeGetTensorImpl());
         if (found == known.end())
-          refuse("a tensor of group ", g, " is no parameter of the reducer");
+          refuse_in_backward("a tensor of group ", g, " is no parameter of the reducer");
         const std::size_t index = found->second;
         const auto type = at::toRealValueType(parameter.scalar_type());
         if (type != at::kFloat && type != at::kDouble) {
@@ -130,12 +130,12 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
                "f32 and let DdpOptions::mixed_precision compute with less");
         }
         if (!members_.try_emplace(index, Member{.group = g, .parameter = parameter}).second) {
-          refuse("parameter ", index, " is in two groups, or twice in one");
+          refuse_in_backward("parameter ", index, " is in two groups, or twice in one");
         }
         lines.push_back(concat("parameter ", index, " is in group ", g));
       }
     }
-    if (members_.empty()) refuse("there is no parameter");
+    if (members_.empty()) refuse_in_backward("there is no parameter");
     lines.push_back(concat("norm ", options.max_norm, " of type ", options.norm_type,
                            ", skip_nonfinite ", options.skip_nonfinite, ", keep_gradients ",
                            options.keep_gradients));
@@ -261,13 +261,13 @@ void OptimizerInBackward::Impl::load(torch::serialize::InputArchive& archive) {
   const auto steps = read_state(archive, kCountsName);
   std::map<std::size_t, Member> loaded = members_;
   if (steps.size() != loaded.size()) {
-    refuse("the archive has ", steps.size(), " parameters, not ", loaded.size());
+    refuse_in_backward("the archive has ", steps.size(), " parameters, not ", loaded.size());
   }
   for (std::size_t k = 0; k < kMostStates; ++k) {
     for (auto& [index, member] : loaded) member.states[k].reset();
     for (const auto& [index, tensor] : read_state(archive, kStateNames[k])) {
       const auto found = loaded.find(index);
-      if (found == loaded.end()) refuse("the archive has a parameter ", index);
+      if (found == loaded.end()) refuse_in_backward("the archive has a parameter ", index);
       Member& member = found->second;
       check_state(tensor, member.parameter.numel(), index, "OptimizerInBackward");
       // As gradients lie in memory.
@@ -282,7 +282,7 @@ void OptimizerInBackward::Impl::load(torch::serialize::InputArchive& archive) {
   }
   for (auto& [index, member] : loaded) {
     const auto found = steps.find(index);
-    if (found == steps.end()) refuse("the archive has no parameter ", index);
+    if (found == steps.end()) refuse_in_backward("the archive has no parameter ", index);
     member.steps = found->second.item<std::int64_t>();
   }
   stats.steps = read_number(archive, kStepsName);
@@ -314,17 +314,17 @@ void OptimizerInBackward::set_lr(double lr) {
 }
 
 void OptimizerInBackward::set_rule(std::size_t group, const OptimizerRule& rule) {
-  if (group >= impl_->rules.size()) refuse("there is no group ", group);
+  if (group >= impl_->rules.size()) refuse_in_backward("there is no group ", group);
   check_rule(kName, rule);
   if (rule.index() != impl_->rules[group].index()) {
-    refuse("group ", group, " cannot change from ", describe(impl_->rules[group]), " to ",
-           describe(rule), ": what it keeps would mean something else");
+    refuse_in_backward("group ", group, " cannot change from ", describe(impl_->rules[group]),
+                       " to ", describe(rule), ": what it keeps would mean something else");
   }
   impl_->rules[group] = rule;
 }
 
 const OptimizerRule& OptimizerInBackward::rule(std::size_t group) const {
-  if (group >= impl_->rules.size()) refuse("there is no group ", group);
+  if (group >= impl_->rules.size()) refuse_in_backward("there is no group ", group);
   return impl_->rules[group];
 }
 

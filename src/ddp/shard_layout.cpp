@@ -5,9 +5,9 @@
 namespace convoy {
 namespace {
 
-constexpr std::size_t kLine = 64;
-
-std::size_t to_lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+std::size_t to_lines(std::size_t bytes) {
+  return (bytes + kShardAlignment - 1) / kShardAlignment * kShardAlignment;
+}
 
 }  // namespace
 

@@ -11,6 +11,9 @@
 
 namespace convoy {
 
+// Blocks of different ranks' threads share no cache line.
+inline constexpr std::size_t kShardAlignment = 64;
+
 // Which rank keeps and updates what: the numbers of all parameters, cut into blocks, and each block
 // given to the rank that has the fewest numbers so far. It depends on the parameters and on the
 // number of ranks alone, so that every rank knows it of all, the dead ones too, and it stays when

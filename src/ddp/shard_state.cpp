@@ -18,8 +18,6 @@
 namespace convoy {
 namespace {
 
-constexpr std::size_t kLine = 64;
-
 std::uint64_t* word_of(const PeerMemory& memory, int rank, std::size_t index) {
   return reinterpret_cast<std::uint64_t*>(memory.data[static_cast<std::size_t>(rank)]) + index;
 }
@@ -94,10 +92,11 @@ void ShardedOptimizerBase::Impl::move_in() {
   std::size_t bytes = 0;
   for (Member& member : members_) {
     member.offset = bytes;
-    bytes += (static_cast<std::size_t>(member.numbers) * member.number_bytes + kLine - 1) / kLine *
-             kLine;
+    bytes +=
+        (static_cast<std::size_t>(member.numbers) * member.number_bytes + kShardAlignment - 1) /
+        kShardAlignment * kShardAlignment;
   }
-  memory_ = PeerMemory::allocate(group_, std::max(bytes, kLine), memory_kind());
+  memory_ = PeerMemory::allocate(group_, std::max(bytes, kShardAlignment), memory_kind());
   for (Member& member : members_) {
     member.home = home_of(memory_.mine, member.offset, member.parameter);
     hold(member);
@@ -143,7 +142,7 @@ void ShardedOptimizerBase::Impl::make_state(const std::vector<ShardLayout::Item>
   const ShardLayout layout(items, group_.size());
   const int me = group_.rank();
   PeerMemory memory =
-      PeerMemory::allocate(group_, std::max(layout.bytes_of(me), kLine), memory_kind());
+      PeerMemory::allocate(group_, std::max(layout.bytes_of(me), kShardAlignment), memory_kind());
   std::byte* const base = memory.data[static_cast<std::size_t>(me)];
   std::memset(base, 0, layout.bytes_of(me));
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {

@@ -24,10 +24,6 @@ namespace {
 // How much longer than the group's patience this rank's own thread may take.
 constexpr std::chrono::seconds kGrace(30);
 
-template <class... Text>
-[[noreturn]] void refuse(const Text&... text) {
-  fail(ErrorKind::kInvalidArgument, kShardedName, ": ", text...);
-}
 // What all ranks find.
 template <class... Text>
 [[noreturn]] void refuse_all(const Text&... text) {
@@ -47,7 +43,7 @@ bool can_be_read(const at::Tensor& gradient, const at::Tensor& home) {
 // Options of this step, which users may have changed.
 void ShardedOptimizerBase::Impl::take_rules() {
   if (owner_->param_groups().size() != rules_.size()) {
-    refuse("groups cannot be added to it; make another one");
+    refuse_sharded("groups cannot be added to it; make another one");
   }
   auto now = rules();
   for (const OptimizerRule& rule : now) check_rule(kShardedName, rule);
@@ -124,8 +120,9 @@ ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
       if (!own.has[m]) continue;
       if (gradient.layout() != c10::kStrided || !gradient.device().is_cpu() ||
           !gradient.sizes().equals(member.home.sizes())) {
-        refuse("the gradient of ", name_of(member), " is ", gradient.layout(), ", of sizes ",
-               gradient.sizes(), ", not strided of sizes ", member.home.sizes());
+        refuse_sharded("the gradient of ", name_of(member), " is ", gradient.layout(),
+                       ", of sizes ", gradient.sizes(), ", not strided of sizes ",
+                       member.home.sizes());
       }
       const auto place = reducer.place_of(member.index);
       // Before the first backward that is reduced, for example.
@@ -148,9 +145,9 @@ ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
 
 void ShardedOptimizerBase::Impl::step(const std::string& error) {
   const auto reducer = reducer_.lock();
-  if (!reducer) refuse("step: its reducer is no more");
-  if (options_.in_backward) refuse("step: backward() is the step, by in_backward");
-  if (reducer->is_busy()) refuse("step: inside of a backward");
+  if (!reducer) refuse_sharded("step: its reducer is no more");
+  if (options_.in_backward) refuse_sharded("step: backward() is the step, by in_backward");
+  if (reducer->is_busy()) refuse_sharded("step: inside of a backward");
   const at::NoGradGuard no_grad;
   for (bool again = false;; again = true) {
     Own own = look_at_gradients(*reducer);

@@ -18,11 +18,6 @@
 namespace convoy {
 namespace {
 
-template <class... Text>
-[[noreturn]] void refuse(const Text&... text) {
-  fail(ErrorKind::kInvalidArgument, kShardedName, ": ", text...);
-}
-
 // What libtorch's options mean for our kernels.
 OptimizerRule rule_of(const torch::optim::OptimizerOptions& options) {
   namespace optim = torch::optim;
@@ -59,13 +54,13 @@ OptimizerRule rule_of(const torch::optim::OptimizerOptions& options) {
                    .momentum = o->momentum(),
                    .centered = o->centered()};
   }
-  refuse("a group has options of another optimizer");
+  refuse_sharded("a group has options of another optimizer");
 }
 
 void check(const ShardedOptimizerOptions& options) {
-  if (!(options.max_norm >= 0)) refuse("a largest norm of ", options.max_norm);
+  if (!(options.max_norm >= 0)) refuse_sharded("a largest norm of ", options.max_norm);
   if (options.norm_type != 2 && options.norm_type != std::numeric_limits<double>::infinity()) {
-    refuse("a norm of ", options.norm_type);
+    refuse_sharded("a norm of ", options.norm_type);
   }
 }
 
@@ -103,7 +98,8 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
     check_rule(kShardedName, rule);
     for (const at::Tensor& parameter : groups[g].params()) {
       const auto place = known.find(parameter.unsafeGetTensorImpl());
-      if (place == known.end()) refuse("a tensor of group ", g, " is no parameter of the reducer");
+      if (place == known.end())
+        refuse_sharded("a tensor of group ", g, " is no parameter of the reducer");
       const std::size_t index = place->second;
       const auto type = at::toRealValueType(parameter.scalar_type());
       if (type != at::kFloat && type != at::kDouble) {
@@ -118,11 +114,11 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
                           .numbers = parameter.numel() * (parameter.is_complex() ? 2 : 1),
                           .number_bytes = c10::elementSize(type)};
       if (!found.try_emplace(index, member).second) {
-        refuse("parameter ", index, " is in two groups, or twice in one");
+        refuse_sharded("parameter ", index, " is in two groups, or twice in one");
       }
     }
   }
-  if (found.empty()) refuse("there is no parameter");
+  if (found.empty()) refuse_sharded("there is no parameter");
   takes_.resize(all.size());
   for (auto& [index, member] : found) {
     takes_[index] = true;

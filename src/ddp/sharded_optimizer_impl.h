@@ -19,6 +19,11 @@ namespace convoy {
 
 inline constexpr const char* kShardedName = "ShardedOptimizer";
 
+template <class... Text>
+[[noreturn]] void refuse_sharded(const Text&... text) {
+  fail(ErrorKind::kInvalidArgument, kShardedName, ": ", text...);
+}
+
 // Words: a *member* is a parameter that it updates. *Numbers* are real ones, of which complex ones
 // have two. Blocks and chunks: see ShardLayout.
 //

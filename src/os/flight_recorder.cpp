@@ -16,10 +16,12 @@
 namespace convoy::flight {
 namespace {
 
-std::uint64_t nanoseconds(std::chrono::nanoseconds time) {
+std::uint64_t nanoseconds_of(std::chrono::nanoseconds time) {
   return static_cast<std::uint64_t>(time.count());
 }
-std::uint64_t nanoseconds(Clock::time_point when) { return nanoseconds(when.time_since_epoch()); }
+std::uint64_t nanoseconds_of(Clock::time_point when) {
+  return nanoseconds_of(when.time_since_epoch());
+}
 
 std::optional<std::uint64_t> number_in(const char* name) {
   const char* const text = std::getenv(name);
@@ -108,8 +110,8 @@ Recorder::Recorder(Segment memory)
   head.pid.store(static_cast<std::uint64_t>(getpid()), std::memory_order_release);
   head.rank.store(number_in("RANK").value_or(~std::uint64_t{0}) + 1, std::memory_order_release);
   head.size.store(number_in("WORLD_SIZE").value_or(0), std::memory_order_release);
-  head.steady.store(nanoseconds(Clock::now()), std::memory_order_release);
-  head.wall.store(nanoseconds(wall), std::memory_order_release);
+  head.steady.store(nanoseconds_of(Clock::now()), std::memory_order_release);
+  head.wall.store(nanoseconds_of(wall), std::memory_order_release);
   head.magic.store(kMagic, std::memory_order_release);
 }
 
@@ -186,7 +188,7 @@ Recorder::Ticket Recorder::begin(const Operation& operation, const CallSite& whe
   constexpr auto kRelease = std::memory_order_release;
   const std::uint64_t ticket = ring_->head.next.fetch_add(1, std::memory_order_relaxed) + 1;
   Record& record = ring_->records[(ticket - 1) % kRecords];
-  const std::uint64_t time = nanoseconds(now);
+  const std::uint64_t time = nanoseconds_of(now);
   record.word.store(2 * ticket + 1, kRelease);
   record.state.store(static_cast<std::uint64_t>(started ? State::kStarted : State::kScheduled),
                      kRelease);
@@ -216,14 +218,14 @@ Record* Recorder::find(Ticket ticket) noexcept {
 void Recorder::start(Ticket ticket, Clock::time_point now) noexcept {
   Record* const record = find(ticket);
   if (!record) return;
-  record->started.store(nanoseconds(now), std::memory_order_release);
+  record->started.store(nanoseconds_of(now), std::memory_order_release);
   record->state.store(static_cast<std::uint64_t>(State::kStarted), std::memory_order_release);
 }
 
 void Recorder::end(Ticket ticket, State state, Clock::time_point now) noexcept {
   Record* const record = find(ticket);
   if (!record) return;
-  record->ended.store(nanoseconds(now), std::memory_order_release);
+  record->ended.store(nanoseconds_of(now), std::memory_order_release);
   record->state.store(static_cast<std::uint64_t>(state), std::memory_order_release);
 }
 

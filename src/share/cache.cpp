@@ -21,7 +21,7 @@ struct StorageContext {
 
 namespace {
 
-std::atomic<SharedCache*> current{nullptr};
+std::atomic<SharedCache*> current_cache{nullptr};
 
 void release_context(void* context) { delete static_cast<StorageContext*>(context); }
 
@@ -47,11 +47,11 @@ c10::Storage make_storage(std::size_t bytes, c10::DataPtr data) {
 SharedCache::SharedCache() : generation_(fork_generation()) {}
 
 SharedCache& SharedCache::instance() {
-  SharedCache* cache = current.load(std::memory_order_acquire);
+  SharedCache* cache = current_cache.load(std::memory_order_acquire);
   while (!cache || cache->generation_ != fork_generation()) {
     // As Depot: no lock, and the parent's object stays for the contexts that refer to it.
     auto* const made = new SharedCache();
-    if (current.compare_exchange_strong(cache, made)) return *made;
+    if (current_cache.compare_exchange_strong(cache, made)) return *made;
     delete made;
   }
   return *cache;

@@ -14,24 +14,24 @@ namespace {
 // Looked at in each allocation, so that what is abandoned comes back little by little.
 constexpr std::size_t kLooksEachTime = 8;
 
-std::atomic<Depot*> current{nullptr};
+std::atomic<Depot*> current_depot{nullptr};
 
 }  // namespace
 
 Depot& Depot::instance() {
-  Depot* depot = current.load(std::memory_order_acquire);
+  Depot* depot = current_depot.load(std::memory_order_acquire);
   while (!depot || depot->generation_ != fork_generation()) {
     // A lock would be of no use: it could have been held when this process was forked. The parent's
     // object stays as it is: inherited leases refer to it.
     auto* const made = new Depot();
-    if (current.compare_exchange_strong(depot, made)) return *made;
+    if (current_depot.compare_exchange_strong(depot, made)) return *made;
     delete made;
   }
   return *depot;
 }
 
 Depot* Depot::existing() noexcept {
-  Depot* const depot = current.load(std::memory_order_acquire);
+  Depot* const depot = current_depot.load(std::memory_order_acquire);
   return depot && depot->generation_ == fork_generation() ? depot : nullptr;
 }
 

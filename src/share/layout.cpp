@@ -10,7 +10,7 @@ namespace convoy::share {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr const char* kWhat = "list of tensors in shared memory";
+constexpr const char* kLayoutName = "list of tensors in shared memory";
 
 std::size_t bytes_of(const TensorSpec& spec) {
   std::size_t bytes = c10::elementSize(spec.type);
@@ -53,7 +53,7 @@ std::string TensorLayout::encode() const {
 }
 
 TensorLayout TensorLayout::parse(std::string_view bytes) {
-  ByteReader in(bytes, kWhat);
+  ByteReader in(bytes, kLayoutName);
   // Counts are checked against what is there before memory is taken.
   const auto count = [&] {
     const auto n = in.take<std::uint64_t>();

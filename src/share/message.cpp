@@ -26,9 +26,9 @@ constexpr std::size_t kBlockBytes = 40;
 constexpr std::size_t kValueBytes = 16;
 constexpr std::size_t kMostPath = 4096;
 
-constexpr const char* kWhat = "message of a channel";
+constexpr const char* kMessageName = "message of a channel";
 
-[[noreturn]] void bad(const char* why) { ByteReader({}, kWhat).bad(why); }
+[[noreturn]] void bad(const char* why) { ByteReader({}, kMessageName).bad(why); }
 
 void put_padded(std::string& out, std::string_view bytes) {
   out += bytes;
@@ -37,7 +37,7 @@ void put_padded(std::string& out, std::string_view bytes) {
 
 class Reader : public ByteReader {
  public:
-  explicit Reader(std::string_view bytes) : ByteReader(bytes, kWhat) {}
+  explicit Reader(std::string_view bytes) : ByteReader(bytes, kMessageName) {}
 
   std::string_view take_padded(std::uint64_t length) {
     if (length > left()) bad("it is cut off");

@@ -25,7 +25,7 @@ void report(void* data, std::ptrdiff_t change) {
                                    stats.used_bytes + stats.cached_bytes, kCpu);
 }
 
-void release(void* data) {
+void release_memory(void* data) {
   auto& pool = MemoryPool::instance();
   if (data == nullptr) return;
   if (!pool.owns(data) && SharedBirths::free(data)) return;
@@ -37,16 +37,16 @@ class StepAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (void* const shared = SharedBirths::allocate(bytes)) {
-      return {shared, shared, &release, kCpu};
+      return {shared, shared, &release_memory, kCpu};
     }
     void* const data = MemoryPool::instance().allocate(bytes);
-    c10::DataPtr owned(data, data, &release, kCpu);
+    c10::DataPtr owned(data, data, &release_memory, kCpu);
     if (data != nullptr) {
       report(data, static_cast<std::ptrdiff_t>(MemoryPool::instance().size_of(data)));
     }
     return owned;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_memory; }
   void copy_data(void* target, const void* source, std::size_t bytes) const override {
     std::memcpy(target, source, bytes);
   }

@@ -14,16 +14,16 @@
 namespace convoy {
 namespace {
 
-void release(void* block) { delete static_cast<shm::Block*>(block); }
+void release_block(void* block) { delete static_cast<shm::Block*>(block); }
 
 class SharedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
-    if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+    if (bytes == 0) return {nullptr, nullptr, &release_block, cpu};
     auto block = std::make_unique<shm::Block>(shm::Fabric::instance().allocate(bytes));
     void* const data = block->data();
-    return {data, block.release(), &release, cpu};
+    return {data, block.release(), &release_block, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // the context is not the data
   void copy_data(void* target, const void* source, std::size_t bytes) const override {

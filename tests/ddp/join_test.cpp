@@ -483,7 +483,7 @@ TEST(JoinTest, ExceptionsAreEverybodys) {
   }
 }
 
-struct Fails : torch::autograd::Function<Fails> {
+struct FailingStep : torch::autograd::Function<FailingStep> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
     return x.clone();
   }
@@ -503,7 +503,7 @@ TEST(JoinTest, FailedBackwards) {
       for (int i = 0; i < 3 * r.id(); ++i) {
         sgd.zero_grad();
         auto x = at::ones({1, 1}).requires_grad_();
-        if (i == 1 && r.id() == 2) x = Fails::apply(x);
+        if (i == 1 && r.id() == 2) x = FailingStep::apply(x);
         const auto y = model(x).sum();
         if (i == 1) {
           EXPECT_THAT(text_of([&] { y.backward(); }), HasSubstr("no memory"));
@@ -604,7 +604,7 @@ TEST(JoinTest, AnothersJoin) {
         if (r.id() == 2) return part.shadow();
         part.step();
         const auto x = at::ones({1, 1}).requires_grad_();
-        forward(r.id() == 0 ? Fails::apply(x) : x).backward();
+        forward(r.id() == 0 ? FailingStep::apply(x) : x).backward();
       });
       EXPECT_THAT(text, HasSubstr(r.id() == 2 ? "of the ranks that have inputs" : "no memory"));
     }
