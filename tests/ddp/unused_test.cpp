@@ -509,10 +509,16 @@ struct CheckpointedImpl : torch::nn::Module {
 
 // test_ddp_checkpointing_once / _twice / _unused_params / _twice_static_graph, use_reentrant both
 // ways: PyTorch refuses two of these; here the first backward learns how often each gradient comes.
-class CheckpointTest : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, CheckpointTest, testing::Bool(), [](const auto& kind) {
-  return kind.param ? "Reentrant" : "NotReentrant";
-});
+enum class Checkpointing { kReentrant, kNotReentrant };
+std::string name_of(Checkpointing kind) {
+  return kind == Checkpointing::kReentrant ? "Reentrant" : "NotReentrant";
+}
+void PrintTo(Checkpointing kind, std::ostream* out) { *out << name_of(kind); }
+
+class CheckpointTest : public testing::TestWithParam<Checkpointing> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, CheckpointTest,
+                         testing::Values(Checkpointing::kReentrant, Checkpointing::kNotReentrant),
+                         [](const auto& kind) { return name_of(kind.param); });
 
 TEST_P(CheckpointTest, OnceAndTwice) {
   auto options = searching();
@@ -521,7 +527,8 @@ TEST_P(CheckpointTest, OnceAndTwice) {
   for (const DdpOptions& one : options) {
     for (const int times : {1, 2}) {
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-        const auto make = [&] { return std::make_shared<CheckpointedImpl>(times, GetParam()); };
+        const bool reentrant = GetParam() == Checkpointing::kReentrant;
+        const auto make = [&] { return std::make_shared<CheckpointedImpl>(times, reentrant); };
         auto net = seeded(1, make);
         auto local = seeded(1, make);
         DistributedDataParallel model(net, world, one);

@@ -22,6 +22,8 @@ using testing::HasSubstr;
 
 // Whose backend is under the group.
 enum class Whose { kOurs, kForeign };
+std::string name_of(Whose whose) { return whose == Whose::kOurs ? "Convoy" : "Foreign"; }
+void PrintTo(Whose whose, std::ostream* out) { *out << name_of(whose); }
 
 ProcessGroup make_group(const Rank& r, Whose whose, const std::string& name = "world") {
   auto backend = make_backend(r, name);
@@ -39,9 +41,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, ProcessGroupTest,
                          testing::Combine(rank_modes(),
                                           testing::Values(Whose::kOurs, Whose::kForeign)),
                          [](const auto& instance) {
-                           return concat(
-                               std::get<1>(instance.param) == Whose::kOurs ? "Convoy" : "Foreign",
-                               to_name(std::get<0>(instance.param)));
+                           return name_of(std::get<1>(instance.param)) +
+                                  to_name(std::get<0>(instance.param));
                          });
 
 // What both kinds of backend can do.

@@ -7,7 +7,14 @@
 #include "base/concat.h"
 #include "support.h"
 
-namespace convoy::share::test {
+namespace convoy::share {
+
+inline std::string_view name_of(Strategy strategy) {
+  return strategy == Strategy::kFile ? "fs" : "fd";
+}
+inline void PrintTo(Strategy strategy, std::ostream* out) { *out << name_of(strategy); }
+
+namespace test {
 namespace {
 
 struct StrategyTest : testing::TestWithParam<Strategy> {
@@ -18,9 +25,7 @@ struct StrategyTest : testing::TestWithParam<Strategy> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(, StrategyTest, testing::Values(Strategy::kDescriptor, Strategy::kFile),
-                         [](const auto& test) {
-                           return test.param == Strategy::kFile ? "fs" : "fd";
-                         });
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 // test_fd_sharing, test_fs_sharing
 TEST_P(StrategyTest, Sharing) {
@@ -248,4 +253,5 @@ TEST(ShareProcessTest, BytesThroughTheStore) {
 }
 
 }  // namespace
-}  // namespace convoy::share::test
+}  // namespace test
+}  // namespace convoy::share
