@@ -20,6 +20,11 @@ struct CallLists {
   // Elements to and from each rank; empty unless the operation's counts differ by rank.
   std::vector<std::uint64_t> send;
   std::vector<std::uint64_t> receive;
+  // Of the tensors behind the pieces, where they are given: of all, if they are part of the tag; or
+  // of what goes to and comes from each rank.
+  ShapeList shapes;
+  ShapeList send_shapes;
+  ShapeList receive_shapes;
 };
 
 // One collective operation as a rank asked for it.
@@ -29,6 +34,7 @@ struct Call {
   std::byte* output = nullptr;       // may be `input`
   std::size_t input_bytes = 0;       // 0 where this rank sends nothing
   std::size_t output_bytes = 0;
+  Shape shape;                             // of the one buffer; part of the tag
   std::shared_ptr<const CallLists> lists;  // otherwise
   Deadline deadline = Deadline::never();
 
@@ -44,6 +50,8 @@ struct Call {
   std::size_t bytes() const { return std::max(input_bytes, output_bytes); }
   std::size_t element() const { return size_of(signature.type); }
   Reduction reduction(int ranks) const;
+  // "a tensor of shape [2, 3]"; empty if no shape is given.
+  std::string describe_shapes() const;
 };
 
 }  // namespace convoy::coll

@@ -11,13 +11,22 @@ namespace convoy::coll {
 // Builds one Call, checking as it goes.
 class CallMaker::Builder {
  public:
-  Builder(const CallMaker& maker, OpKind op, DataType type, std::uint64_t tag) : maker_(maker) {
+  template <class Options>
+  Builder(const CallMaker& maker, OpKind op, DataType type, const Options& options)
+      : maker_(maker) {
     call_.signature.op = op;
     call_.signature.type = type;
-    call_.signature.tag = tag;
+    call_.signature.tag = options.tag;
+    shape(options.shape);
     if (static_cast<int>(type) >= kDataTypes) refuse("unknown element type");
   }
 
+  // Ranks compare it in the tag; it is kept for what is told if it differs.
+  void shape(const Shape& shape) {
+    if (!shape.given) return;
+    call_.shape = shape;
+    call_.signature.tag = hash_shape(shape, call_.signature.tag) | Signature::kHashed;
+  }
   void reduction(const ReduceOptions& options) {
     check_reduction(call_.signature.type, options.op, options.rounding);
     call_.signature.reduce = options.op;
@@ -113,13 +122,35 @@ class CallMaker::Builder {
   std::vector<std::uint64_t>& receive() { return counts(lists().receive); }
   void send_to_each(std::span<const Piece> pieces) {
     for (std::size_t r = 0; r < ranks(); ++r) send()[r] = pieces[r].count;
+    by_rank(lists().send_shapes, [&](std::size_t r) { return pieces[r].shape; });
   }
   void receive_from_each(std::span<const Piece> pieces) {
     for (std::size_t r = 0; r < ranks(); ++r) receive()[r] = pieces[r].count;
+    by_rank(lists().receive_shapes, [&](std::size_t r) { return pieces[r].shape; });
+  }
+  // The same to or from all ranks.
+  void send_to_all(const Piece& piece) {
+    for (auto& count : send()) count = piece.count;
+    by_rank(lists().send_shapes, [&](std::size_t) { return piece.shape; });
+  }
+  void receive_from_all(const Piece& piece) {
+    for (auto& count : receive()) count = piece.count;
+    by_rank(lists().receive_shapes, [&](std::size_t) { return piece.shape; });
+  }
+  // Only to or from the root.
+  void send_to_root(const Piece& piece) {
+    send()[call_.signature.root] = piece.count;
+    by_rank(lists().send_shapes, [&](std::size_t r) { return is_root(r) ? piece.shape : Shape(); });
+  }
+  void receive_from_root(const Piece& piece) {
+    receive()[call_.signature.root] = piece.count;
+    by_rank(lists().receive_shapes,
+            [&](std::size_t r) { return is_root(r) ? piece.shape : Shape(); });
   }
   // Coalesced: outputs[i] has `outer` elements for `inner` of inputs[i].
   void coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                 std::size_t input_parts, std::size_t output_parts) {
+                 std::size_t input_parts, std::size_t output_parts,
+                 std::span<const Piece> compared) {
     if (inputs.size() != outputs.size()) {
       refuse(inputs.size(), " inputs, but ", outputs.size(), " outputs");
     }
@@ -134,7 +165,14 @@ class CallMaker::Builder {
       hash = (hash ^ inputs[i].count) * 0x9e3779b97f4a7c15;  // how a total is divided counts, too
       call_.signature.count += inputs[i].count;
     }
-    call_.signature.tag = inputs.size() > 1 ? hash : call_.signature.tag;
+    if (inputs.size() > 1) call_.signature.tag = hash | Signature::kHashed;
+    // Those of what ranks combine or send, which are the inputs.
+    if (compared[0].shape.given) {
+      for (const Piece& piece : compared) {
+        lists().shapes.add(piece.shape);
+        call_.signature.tag = hash_shape(piece.shape, call_.signature.tag) | Signature::kHashed;
+      }
+    }
     call_.signature.pieces = static_cast<std::uint16_t>(inputs.size());
   }
   // Stretches that are written must be apart from each other and from what is read; same(i, j) says
@@ -204,6 +242,12 @@ class CallMaker::Builder {
     return a.bytes != 0 && b.bytes != 0 && std::less<>()(a.data, b.data + b.bytes) &&
            std::less<>()(b.data, a.data + a.bytes);
   }
+  template <class ShapeOf>
+  void by_rank(ShapeList& list, const ShapeOf& shape_of) {
+    bool given = false;
+    for (std::size_t r = 0; r < ranks(); ++r) given |= shape_of(r).given;
+    for (std::size_t r = 0; given && r < ranks(); ++r) list.add(shape_of(r));
+  }
   CallLists& lists() {
     if (!lists_) call_.lists = lists_ = std::make_shared<CallLists>();
     return *lists_;
@@ -219,12 +263,12 @@ class CallMaker::Builder {
 };
 
 Call CallMaker::barrier(OpKind kind, const CallOptions& options) const {
-  return Builder(*this, kind, DataType::kU8, options.tag).build();
+  return Builder(*this, kind, DataType::kU8, options).build();
 }
 
 Call CallMaker::all_reduce(const void* input, void* output, std::size_t count, DataType type,
                            const ReduceOptions& options) const {
-  Builder builder(*this, OpKind::kAllReduce, type, options.tag);
+  Builder builder(*this, OpKind::kAllReduce, type, options);
   builder.reduction(options);
   builder.count(count);
   builder.input(input, 1);
@@ -235,7 +279,7 @@ Call CallMaker::all_reduce(const void* input, void* output, std::size_t count, D
 
 Call CallMaker::reduce(const void* input, void* output, std::size_t count, DataType type, int root,
                        const ReduceOptions& options) const {
-  Builder builder(*this, OpKind::kReduce, type, options.tag);
+  Builder builder(*this, OpKind::kReduce, type, options);
   builder.reduction(options);
   builder.root(root);
   builder.count(count);
@@ -247,7 +291,7 @@ Call CallMaker::reduce(const void* input, void* output, std::size_t count, DataT
 
 Call CallMaker::reduce_scatter(const void* input, void* output, std::size_t count, DataType type,
                                const ReduceOptions& options) const {
-  Builder builder(*this, OpKind::kReduceScatter, type, options.tag);
+  Builder builder(*this, OpKind::kReduceScatter, type, options);
   builder.reduction(options);
   builder.count(count);
   builder.input(input, builder.ranks());
@@ -258,7 +302,7 @@ Call CallMaker::reduce_scatter(const void* input, void* output, std::size_t coun
 
 Call CallMaker::broadcast(const void* input, void* output, std::size_t count, DataType type,
                           int root, const CallOptions& options) const {
-  Builder builder(*this, OpKind::kBroadcast, type, options.tag);
+  Builder builder(*this, OpKind::kBroadcast, type, options);
   builder.root(root);
   builder.count(count);
   builder.input(input, 1, builder.is_root());
@@ -269,7 +313,7 @@ Call CallMaker::broadcast(const void* input, void* output, std::size_t count, Da
 
 Call CallMaker::all_gather(const void* input, void* output, std::size_t count, DataType type,
                            const CallOptions& options) const {
-  Builder builder(*this, OpKind::kAllGather, type, options.tag);
+  Builder builder(*this, OpKind::kAllGather, type, options);
   builder.count(count);
   builder.input(input, 1);
   builder.output(output, builder.ranks());
@@ -279,7 +323,7 @@ Call CallMaker::all_gather(const void* input, void* output, std::size_t count, D
 
 Call CallMaker::gather(const void* input, void* output, std::size_t count, DataType type, int root,
                        const CallOptions& options) const {
-  Builder builder(*this, OpKind::kGather, type, options.tag);
+  Builder builder(*this, OpKind::kGather, type, options);
   builder.root(root);
   builder.count(count);
   builder.input(input, 1);
@@ -290,7 +334,7 @@ Call CallMaker::gather(const void* input, void* output, std::size_t count, DataT
 
 Call CallMaker::scatter(const void* input, void* output, std::size_t count, DataType type, int root,
                         const CallOptions& options) const {
-  Builder builder(*this, OpKind::kScatter, type, options.tag);
+  Builder builder(*this, OpKind::kScatter, type, options);
   builder.root(root);
   builder.count(count);
   builder.input(input, builder.ranks(), builder.is_root());
@@ -301,7 +345,7 @@ Call CallMaker::scatter(const void* input, void* output, std::size_t count, Data
 
 Call CallMaker::all_to_all(const void* input, void* output, std::size_t count, DataType type,
                            const CallOptions& options) const {
-  Builder builder(*this, OpKind::kAllToAll, type, options.tag);
+  Builder builder(*this, OpKind::kAllToAll, type, options);
   builder.count(count);
   builder.input(input, builder.ranks());
   builder.output(output, builder.ranks());
@@ -311,24 +355,24 @@ Call CallMaker::all_to_all(const void* input, void* output, std::size_t count, D
 
 Call CallMaker::reduce_scatter_v(std::span<const Piece> inputs, Piece output, DataType type,
                                  const ReduceOptions& options) const {
-  Builder builder(*this, OpKind::kReduceScatterV, type, options.tag);
+  Builder builder(*this, OpKind::kReduceScatterV, type, options);
   builder.reduction(options);
   builder.one_for_each_rank(inputs, "input");
   builder.inputs(inputs);
   builder.single_output(output);
   builder.send_to_each(inputs);
-  for (auto& count : builder.receive()) count = output.count;
+  builder.receive_from_all(output);
   builder.check_lists([&](std::size_t in, std::size_t) { return in == builder.me(); });
   return builder.build();
 }
 
 Call CallMaker::all_gather_v(Piece input, std::span<const Piece> outputs, DataType type,
                              const CallOptions& options) const {
-  Builder builder(*this, OpKind::kAllGatherV, type, options.tag);
+  Builder builder(*this, OpKind::kAllGatherV, type, options);
   builder.one_for_each_rank(outputs, "output");
   builder.single_input(input);
   builder.outputs(outputs, 1, false);
-  for (auto& count : builder.send()) count = input.count;
+  builder.send_to_all(input);
   builder.receive_from_each(outputs);
   builder.check_lists([&](std::size_t, std::size_t out) { return out == builder.me(); });
   return builder.build();
@@ -336,10 +380,10 @@ Call CallMaker::all_gather_v(Piece input, std::span<const Piece> outputs, DataTy
 
 Call CallMaker::gather_v(Piece input, std::span<const Piece> outputs, DataType type, int root,
                          const CallOptions& options) const {
-  Builder builder(*this, OpKind::kGatherV, type, options.tag);
+  Builder builder(*this, OpKind::kGatherV, type, options);
   builder.root(root);
   builder.single_input(input);
-  builder.send()[static_cast<std::size_t>(root)] = input.count;
+  builder.send_to_root(input);
   builder.receive();
   if (builder.is_root()) {
     builder.one_for_each_rank(outputs, "output");
@@ -352,11 +396,11 @@ Call CallMaker::gather_v(Piece input, std::span<const Piece> outputs, DataType t
 
 Call CallMaker::scatter_v(std::span<const Piece> inputs, Piece output, DataType type, int root,
                           const CallOptions& options) const {
-  Builder builder(*this, OpKind::kScatterV, type, options.tag);
+  Builder builder(*this, OpKind::kScatterV, type, options);
   builder.root(root);
   builder.single_output(output);
   builder.send();
-  builder.receive()[static_cast<std::size_t>(root)] = output.count;
+  builder.receive_from_root(output);
   if (builder.is_root()) {
     builder.one_for_each_rank(inputs, "input");
     builder.inputs(inputs);
@@ -368,7 +412,7 @@ Call CallMaker::scatter_v(std::span<const Piece> inputs, Piece output, DataType 
 
 Call CallMaker::all_to_all_v(std::span<const Piece> inputs, std::span<const Piece> outputs,
                              DataType type, const CallOptions& options) const {
-  Builder builder(*this, OpKind::kAllToAllV, type, options.tag);
+  Builder builder(*this, OpKind::kAllToAllV, type, options);
   builder.one_for_each_rank(inputs, "input");
   builder.one_for_each_rank(outputs, "output");
   builder.inputs(inputs);
@@ -381,9 +425,9 @@ Call CallMaker::all_to_all_v(std::span<const Piece> inputs, std::span<const Piec
 
 Call CallMaker::all_reduce_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
                                      DataType type, const ReduceOptions& options) const {
-  Builder builder(*this, OpKind::kAllReduce, type, options.tag);
+  Builder builder(*this, OpKind::kAllReduce, type, options);
   builder.reduction(options);
-  builder.coalesced(inputs, outputs, 1, 1);
+  builder.coalesced(inputs, outputs, 1, 1, inputs);
   builder.inputs(inputs);
   builder.outputs(outputs);
   builder.check_lists([](std::size_t in, std::size_t out) { return in == out; });
@@ -393,9 +437,9 @@ Call CallMaker::all_reduce_coalesced(std::span<const Piece> inputs, std::span<co
 Call CallMaker::reduce_scatter_coalesced(std::span<const Piece> inputs,
                                          std::span<const Piece> outputs, DataType type,
                                          const ReduceOptions& options) const {
-  Builder builder(*this, OpKind::kReduceScatter, type, options.tag);
+  Builder builder(*this, OpKind::kReduceScatter, type, options);
   builder.reduction(options);
-  builder.coalesced(outputs, inputs, 1, builder.ranks());
+  builder.coalesced(outputs, inputs, 1, builder.ranks(), inputs);
   builder.inputs(inputs, builder.ranks());
   builder.outputs(outputs);
   builder.check_lists(
@@ -405,9 +449,9 @@ Call CallMaker::reduce_scatter_coalesced(std::span<const Piece> inputs,
 
 Call CallMaker::broadcast_coalesced(std::span<const Piece> pieces, DataType type, int root,
                                     const CallOptions& options) const {
-  Builder builder(*this, OpKind::kBroadcast, type, options.tag);
+  Builder builder(*this, OpKind::kBroadcast, type, options);
   builder.root(root);
-  builder.coalesced(pieces, pieces, 1, 1);
+  builder.coalesced(pieces, pieces, 1, 1, pieces);
   if (builder.is_root()) builder.inputs(pieces);
   builder.outputs(pieces);
   builder.check_lists([](std::size_t in, std::size_t out) { return in == out; });
@@ -416,8 +460,8 @@ Call CallMaker::broadcast_coalesced(std::span<const Piece> pieces, DataType type
 
 Call CallMaker::all_gather_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
                                      DataType type, const CallOptions& options) const {
-  Builder builder(*this, OpKind::kAllGather, type, options.tag);
-  builder.coalesced(inputs, outputs, 1, builder.ranks());
+  Builder builder(*this, OpKind::kAllGather, type, options);
+  builder.coalesced(inputs, outputs, 1, builder.ranks(), inputs);
   builder.inputs(inputs);
   builder.outputs(outputs, builder.ranks(), true);
   builder.check_lists(

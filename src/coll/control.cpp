@@ -60,8 +60,21 @@ std::string Signature::to_string() const {
   if (reduces(op)) text += concat(", ", coll::to_string(reduce));
   if (rounding != Rounding::kNone) text += concat(", rounded to ", coll::to_string(rounding));
   if (has_root(op)) text += concat(", root ", root);
-  if (tag != 0) text += concat(", tag ", tag);
+  if (tag != 0 && (tag & kHashed) == 0) text += concat(", tag ", tag);
   return text + ")";
+}
+
+bool Letter::is_sound(const Header& header, std::size_t beside) {
+  if (static_cast<int>(header.type) >= kDataTypes) return false;
+  switch (header.kind) {
+    case Kind::kInline: return header.bytes <= kBodyBytes;
+    case Kind::kPayload: return header.bytes <= beside;
+    case Kind::kShared:
+    case Kind::kBounce: return header.bytes != 0 && header.bytes <= SIZE_MAX / 2;
+    case Kind::kAnswer:
+    case Kind::kRefusal: return true;
+  }
+  return false;  // it came from another process
 }
 
 Layout::Layout(int ranks) : ranks_(ranks) {

@@ -48,8 +48,11 @@ struct Signature {
   std::uint16_t root = 0;
   std::uint16_t pieces = 0;  // of a coalesced operation
   std::uint64_t count = 0;   // elements: of the buffer, or of each rank's part of it
-  std::uint64_t tag = 0;     // the caller's own, such as a hash of a layout
+  // The caller's own, such as a hash of a layout; with kHashed, a hash of that and of shapes.
+  std::uint64_t tag = 0;
   std::uint64_t factor = 0;  // bits of the factor of premul_sum
+
+  static constexpr std::uint64_t kHashed = std::uint64_t{1} << 63;
 
   friend bool operator==(const Signature&, const Signature&) = default;
   std::string to_string() const;
@@ -97,10 +100,13 @@ enum class Carrier : std::uint8_t {
   kPrivate,  // nowhere yet: it must be staged, or read out of the process
 };
 
-// What a rank expects of every other one, in elements. Written with the slot.
+// What a rank expects of every other one, in elements, and hashes of the shapes (0: not given).
+// Written with the slot.
 struct CountTable {
   std::array<std::uint64_t, kMaxRanks> send;
   std::array<std::uint64_t, kMaxRanks> receive;
+  std::array<std::uint64_t, kMaxRanks> send_shape;
+  std::array<std::uint64_t, kMaxRanks> receive_shape;
 };
 
 // Where a rank's data is for one operation. Two of them alternate: an operation's slot is written
@@ -169,6 +175,10 @@ struct alignas(kLine) Letter {
     Kind kind = Kind::kInline;
   };
   static constexpr std::size_t kBodyBytes = 32;
+
+  // What a letter of this header may be: `beside` bytes fit beside it. False: whoever wrote it is
+  // not a sound rank of this group, and nothing of it may be believed.
+  static bool is_sound(const Header& header, std::size_t beside);
 
   // Of the letter in its channel, from 1; release by the sender, written last.
   std::atomic<std::uint64_t> number{0};

@@ -118,6 +118,13 @@ void Engine::run(const Call& call, std::uint64_t number) {
     CountTable& table = layout_.table(base_, rank_, number);
     std::copy(call.lists->send.begin(), call.lists->send.end(), table.send.begin());
     std::copy(call.lists->receive.begin(), call.lists->receive.end(), table.receive.begin());
+    const auto hashes = [&](const ShapeList& shapes, auto& words) {
+      for (std::size_t r = 0; r < static_cast<std::size_t>(size_); ++r) {
+        words[r] = shapes.size() == 0 ? 0 : hash_shape(shapes.at(r));
+      }
+    };
+    hashes(call.lists->send_shapes, table.send_shape);
+    hashes(call.lists->receive_shapes, table.receive_shape);
   }
   try {
     if (size_ > 1) {
@@ -267,12 +274,33 @@ void Engine::compare_signatures(const Running& running) {
   for (int r = 0; r < size_; ++r) equal &= slot(r, running.number).signature == mine;
   if (equal) [[likely]]
     return;
+  const auto shapes = exchange_texts(running, running.call->describe_shapes());
   const Signature& first = slot(0, running.number).signature;
   for (int r = 1; r < size_; ++r) {
     const Signature& other = slot(r, running.number).signature;
     if (other == first) continue;
-    fail_signatures(speaker(running), first, r, other);
+    fail_signatures(speaker(running), {first, shapes[0]}, r,
+                    {other, shapes[static_cast<std::size_t>(r)]});
   }
+}
+
+// For ranks that all found the same disagreement. No data moves then, so that everyone's payload is
+// free; it is used again two operations later, as always.
+std::vector<std::string> Engine::exchange_texts(const Running& running, std::string_view mine) {
+  const auto place = [&](int r) { return layout_.payload(base_, r, running.number); };
+  const std::uint64_t length = std::min(mine.size(), layout_.eager_bytes() - sizeof(length));
+  std::memcpy(place(rank_), &length, sizeof length);
+  std::memcpy(place(rank_) + sizeof length, mine.data(), length);
+  publish_step(++step_);
+  wait_steps(running, step_);
+  std::vector<std::string> texts;
+  for (int r = 0; r < size_; ++r) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, place(r), sizeof bytes);
+    bytes = std::min<std::uint64_t>(bytes, layout_.eager_bytes() - sizeof bytes);
+    texts.emplace_back(reinterpret_cast<const char*>(place(r)) + sizeof bytes, bytes);
+  }
+  return texts;
 }
 
 void Engine::compare_tables(const Running& running) {
@@ -283,10 +311,33 @@ void Engine::compare_tables(const Running& running) {
     for (int t = 0; t < size_; ++t) {
       const auto expected =
           layout_.table(base_, t, running.number).receive[static_cast<std::size_t>(s)];
-      if (count_of(s, t) == expected) continue;
-      fail_counts(speaker(running), running.call->signature.type, {s, t, count_of(s, t), expected});
+      if (count_of(s, t) != expected) {
+        fail_counts(speaker(running), running.call->signature.type,
+                    {s, t, count_of(s, t), expected});
+      }
+      const auto to = static_cast<std::size_t>(t), from = static_cast<std::size_t>(s);
+      if (layout_.table(base_, s, running.number).send_shape[to] !=
+          layout_.table(base_, t, running.number).receive_shape[from]) {
+        fail_pair(running, s, t);
+      }
     }
   }
+}
+
+// Tells the shape that one rank sends and the one that the other expects.
+void Engine::fail_pair(const Running& running, int source, int target) {
+  const auto& lists = *running.call->lists;
+  const auto text = [](const ShapeList& shapes, int rank) {
+    return shapes.size() == 0 ? "" : to_string(shapes.at(static_cast<std::size_t>(rank)));
+  };
+  // Of the pair's two ends each tells its own; where a rank sends to itself, both.
+  const auto mine = concat(rank_ == source ? text(lists.send_shapes, target) : "", "\n",
+                           rank_ == target ? text(lists.receive_shapes, source) : "");
+  const auto all = size_ > 1 ? exchange_texts(running, mine) : std::vector<std::string>{mine};
+  const auto& sent = all[static_cast<std::size_t>(source)];
+  const auto& expected = all[static_cast<std::size_t>(target)];
+  fail_shapes(speaker(running), {source, target, sent.substr(0, sent.find('\n')),
+                                 expected.substr(expected.find('\n') + 1)});
 }
 
 // A rank may have arrived and then left: its memory must be left alone.

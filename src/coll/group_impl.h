@@ -34,6 +34,7 @@ struct Work::Collective final : Work::Operation {
   std::uint64_t sequence() const override { return number; }
 
   Call call;
+  std::vector<std::int64_t> sizes;  // of call.shape
   std::uint64_t number = 0;
   Observer::Seen seen;
   Group::Callback callback;

@@ -137,13 +137,22 @@ bool Mail::take_letters(int rank) {
     const std::uint64_t number = peer.taken + 1;
     const Letter& letter = channel.letter(number);
     if (letter.number.load(std::memory_order_acquire) != number) break;
+    // A copy: what is checked must be what is used.
     Received received{number, letter.header, letter.body, {}};
+    const Letter::Header header = received.header;
+    if (!Letter::is_sound(header, engine_.layout_.letter_bytes())) {
+      break_group(ErrorKind::kInternal,
+                  concat("rank ", rank, " wrote a letter that makes no sense (kind ",
+                         static_cast<int>(header.kind), ", type ", static_cast<int>(header.type),
+                         ", ", header.bytes, " bytes): something overwrites its memory"));
+      return true;
+    }
     const std::byte* payload =
-        letter.header.kind == Letter::Kind::kPayload
+        header.kind == Letter::Kind::kPayload
             ? engine_.layout_.letter_payload(engine_.base_, rank, rank_, number)
             : nullptr;
     const bool is_answer =
-        letter.header.kind == Letter::Kind::kAnswer || letter.header.kind == Letter::Kind::kRefusal;
+        header.kind == Letter::Kind::kAnswer || header.kind == Letter::Kind::kRefusal;
     if (is_answer) {
       handle_answer(rank, received);
     } else {
@@ -243,8 +252,12 @@ void Mail::deliver(Transfer& receive, int rank, Received letter, const std::byte
   std::byte* from = nullptr;
   try {
     const bool bounce = header.kind == Letter::Kind::kBounce;
-    from = engine_.mesh_->resolve(rank, body_as<shm::Location>(letter.body),
-                                  bounce ? kBounceBytes : header.bytes, receive.deadline);
+    const auto place = body_as<shm::Location>(letter.body);
+    if (bounce && place.offset % alignof(Bounce) != 0) {
+      fail(ErrorKind::kInvalidArgument, "rank ", rank, " published memory at an odd offset");
+    }
+    from =
+        engine_.mesh_->resolve(rank, place, bounce ? kBounceBytes : header.bytes, receive.deadline);
   } catch (const Error& failure) {
     answer(rank, letter, Letter::Kind::kRefusal, receive);
     return finish(receive, error(receive, failure.kind(), failure.what()));

@@ -22,6 +22,9 @@ struct GroupOptions {
 struct CallOptions {
   std::chrono::nanoseconds timeout{0};  // 0: the group's
   std::uint64_t tag = 0;                // must be equal on all ranks; part of the fingerprint
+  // Likewise: of the tensor that ranks combine or that they get. Where there are pieces, theirs
+  // count instead. Must stay valid until the call returns, also that of an _async form.
+  Shape shape = {};
 };
 
 // Of a message. Messages between two ranks with the same tag arrive in the order in which they were
@@ -49,6 +52,7 @@ struct ReduceOptions {
   std::chrono::nanoseconds timeout{0};
   std::uint64_t tag = 0;
   Rounding rounding = Rounding::kNone;  // in shared memory only
+  Shape shape = {};                     // as of CallOptions
 };
 
 }  // namespace convoy::coll

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "coll/shape.h"
 #include "convoy/reduce_op.h"
 
 namespace convoy::coll {
@@ -44,6 +45,7 @@ inline constexpr int kRoundings = 3;
 struct Piece {
   void* data = nullptr;
   std::size_t count = 0;
+  Shape shape = {};
 };
 
 // Throws kInvalidArgument for a value that is no type: it may come from a peer or a cast.
