@@ -23,6 +23,9 @@ class Group;  // opaque
 // thread. Errors are convoy::Error, and torch's own for bad arguments; docs/collectives.md tells
 // what they leave behind.
 //
+// It belongs to the process that made it: a forked child can destroy its copy, and everything else
+// that communicates throws kUnsupported there.
+//
 // With asyncOp = false a call returns when it is done, and returns no Work (outside of coalescing
 // blocks).
 class ConvoyBackend : public c10d::Backend {
@@ -33,6 +36,12 @@ class ConvoyBackend : public c10d::Backend {
 
     int threads = 1;           // that work on one large operation of this rank
     bool read_private = true;  // large private tensors may be read out of the other process
+    // Tensors of ranks that work together must have equal shapes, not only as many elements. Must
+    // be the same on all ranks. By default true, unless CONVOY_COMPARE_SHAPES is 0.
+    bool compare_shapes = compare_shapes_by_default();
+
+   private:
+    static bool compare_shapes_by_default();
   };
 
   // Collective: returns when all ranks have called it. The store's keys must be fresh.
@@ -152,6 +161,9 @@ class ConvoyBackend : public c10d::Backend {
   virtual bool shares_memory() const { return true; }
   // What carries its operations, for the library itself.
   coll::Group& group() const;
+
+  // As its options say.
+  bool compares_shapes() const;
 
   // Ranks whose processes are gone, as far as this one has heard.
   std::vector<int> lost_ranks() const;

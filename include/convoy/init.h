@@ -53,7 +53,8 @@ struct GroupConfig {
 // ranks are met; kTimeout for ranks that do not come. Thread-safe.
 //
 // Options of "convoy": threads (of one large operation; 1), read_private (true or false; true),
-// name (in messages; the group's).
+// compare_shapes (of the tensors of an operation; true unless CONVOY_COMPARE_SHAPES=0), name (in
+// messages; the group's).
 ProcessGroup new_group(const std::string& backend, const GroupConfig& config = {});
 
 // A group with other members in place of `group`, which ends: what is pending in it fails

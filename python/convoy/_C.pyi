@@ -15,8 +15,10 @@ class Options(Backend.Options):
     threads: int
     """that work on one large operation of this rank"""
     read_private: bool
+    compare_shapes: bool
     """large private tensors may be read out of the other process"""
-    def __init__(self, *, threads: int = 1, read_private: bool = True) -> None: ...
+    def __init__(self, *, threads: int = 1, read_private: bool = True,
+                 compare_shapes: bool | None = None) -> None: ...
     def __copy__(self) -> Options: ...
 
 class ConvoyBackend(Backend):

@@ -61,15 +61,18 @@ PYBIND11_MODULE(_C, module) {
   });
 
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options")
-      .def(py::init([](int threads, bool read_private) {
+      .def(py::init([](int threads, bool read_private, std::optional<bool> compare_shapes) {
              auto options = c10::make_intrusive<Options>();
              options->threads = threads;
              options->read_private = read_private;
+             if (compare_shapes) options->compare_shapes = *compare_shapes;
              return options;
            }),
-           py::kw_only(), py::arg("threads") = 1, py::arg("read_private") = true)
+           py::kw_only(), py::arg("threads") = 1, py::arg("read_private") = true,
+           py::arg("compare_shapes") = py::none())
       .def_readwrite("threads", &Options::threads)
       .def_readwrite("read_private", &Options::read_private)
+      .def_readwrite("compare_shapes", &Options::compare_shapes)
       .def("__copy__", [](const Options& self) { return c10::make_intrusive<Options>(self); });
 
   py::class_<PythonBackend, c10d::Backend, c10::intrusive_ptr<PythonBackend>>(module,

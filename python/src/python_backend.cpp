@@ -68,6 +68,9 @@ c10::intrusive_ptr<PythonBackend> shrink(const c10::intrusive_ptr<c10d::Backend>
   const auto made = old.shrink({.timeout = timeout});
   auto options = c10::make_intrusive<ConvoyBackend::Options>(made.timeout());
   options->group_name = made.name();
+  if (const auto* own = dynamic_cast<const ConvoyBackend*>(backend.get())) {
+    options->compare_shapes = own->compares_shapes();
+  }
   return PythonBackend::create(
       c10::make_intrusive<c10d::PrefixStore>("python", to_c10d(made.store())), made.rank(),
       made.size(), options);

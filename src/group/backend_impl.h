@@ -13,6 +13,7 @@
 #include "coll/medium.h"
 #include "convoy/backend.h"
 #include "group/convoy_work.h"
+#include "os/fork_guard.h"
 #include "tensor/elements.h"
 #include "tensor/packing.h"
 
@@ -36,6 +37,11 @@ inline bool is_simple(const at::Tensor& tensor) {
          tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// Of "convoy:all_reduce", for messages.
+inline std::string_view name_of(const char* title) {
+  return std::string_view(title).substr(std::string_view("convoy:").size());
+}
+
 inline std::size_t count_of(const at::Tensor& tensor) {
   return static_cast<std::size_t>(tensor.numel());
 }
@@ -46,6 +52,7 @@ class ConvoyBackend::Impl {
   Impl(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options);
 
   coll::Group& group() { return *group_; }
+  bool is_here() const noexcept { return home_.is_here(); }
   const Options& options() const { return *options_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   c10::intrusive_ptr<Options> current_options() const;
@@ -61,6 +68,21 @@ class ConvoyBackend::Impl {
     return {.timeout = timeout(asked)};
   }
   coll::ReduceOptions call(const c10d::ReduceOp& op, std::chrono::milliseconds asked) const;
+
+  // What other ranks' tensors are compared with; refers to the tensor.
+  coll::Shape shape_of(const at::Tensor& tensor) const {
+    return options_->compare_shapes ? coll::Shape::of(tensor.sizes()) : coll::Shape();
+  }
+  // The same call about a tensor.
+  template <class Call>
+  Call on(Call options, const at::Tensor& tensor) const {
+    options.shape = shape_of(tensor);
+    return options;
+  }
+  Piece with_shape(Piece piece, const at::Tensor& tensor) const {
+    piece.shape = shape_of(tensor);
+    return piece;
+  }
 
   // An operation on tensors: start(group, callback) issues it on packed memory; at its end results
   // are unpacked and `after` runs.
@@ -121,8 +143,8 @@ class ConvoyBackend::Impl {
   using Blocks = std::map<std::thread::id, Block>;
 
   bool coalescing() const {
-    // A block of this thread's own would show.
-    if (open_blocks_.load(std::memory_order_relaxed) == 0) return false;
+    // A block of this thread's own would show. In a forked child the lock may be held for ever.
+    if (open_blocks_.load(std::memory_order_relaxed) == 0 || !home_.is_here()) return false;
     return blocks_.lock()->contains(std::this_thread::get_id());
   }
   // Runs use(block) if this thread has begun one; another thread's abort() may end it at any time.
@@ -142,6 +164,7 @@ class ConvoyBackend::Impl {
   static void give_up(const Block& block, const std::string& why);
   WorkPtr send_batch(const std::vector<Letter>& letters);
 
+  const HomeProcess home_;
   const c10::intrusive_ptr<Options> options_;
   std::atomic<std::chrono::nanoseconds> timeout_;
   const std::shared_ptr<coll::Group> group_;
@@ -162,6 +185,7 @@ class ConvoyBackend::Impl {
 template <class Now>
 WorkPtr ConvoyBackend::Impl::at_once(OpType op, const char* title, const at::Tensor& tensor,
                                      const Now& now, const at::Tensor& output) {
+  group_->check_process(name_of(title));
   RECORD_FUNCTION(title, std::vector<c10::IValue>({tensor}));
   const Completions::Told told(*completions_, *group_, op);
   try {
@@ -175,6 +199,7 @@ WorkPtr ConvoyBackend::Impl::at_once(OpType op, const char* title, const at::Ten
 
 template <class Now, class Start>
 WorkPtr ConvoyBackend::Impl::submit(Job job, const Now& now, const Start& start) {
+  group_->check_process(name_of(job.title));
   if (!alone(job.asynchronous)) {
     auto work = begin(std::move(job), group_->last_issued() + 1, start);
     in_block([&](Block& block) { block.works.push_back(work); });

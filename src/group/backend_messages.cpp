@@ -75,6 +75,7 @@ WorkPtr ConvoyBackend::recv(Tensors& tensors, int source, int tag,
 
 WorkPtr ConvoyBackend::Impl::submit(Job job, const coll::Message& message,
                                     std::chrono::nanoseconds timeout) {
+  group_->check_process(name_of(job.title));
   const std::uint64_t number = ++messages_;
   WorkPtr letter;
   in_block([&](Block& block) {
@@ -135,6 +136,7 @@ int ConvoyBackend::recv_now(const at::Tensor& tensor, int source, int tag,
 // --- blocks ---
 
 void ConvoyBackend::Impl::start_coalescing() {
+  group_->check_process("startCoalescing");
   if (coalescing()) {
     // Somebody left it by an exception; c10d has no way to say so.
     log_warn("startCoalescing: the block that this thread had begun is given up");
@@ -146,6 +148,7 @@ void ConvoyBackend::Impl::start_coalescing() {
 }
 
 ConvoyBackend::Impl::Block ConvoyBackend::Impl::take_block(const char* caller) {
+  group_->check_process(caller);
   auto blocks = blocks_.lock();
   auto found = blocks->extract(std::this_thread::get_id());
   if (!found) fail(ErrorKind::kInvalidArgument, caller, ": this thread has not begun a block");

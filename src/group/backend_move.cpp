@@ -24,6 +24,16 @@ std::vector<Piece> cut(const Piece& whole, const at::Tensor& tensor,
   return pieces;
 }
 
+// Of tensors that travel as bytes: ranks compare their types by it.
+std::uint64_t types_tag(const Tensors& tensors) {
+  std::uint64_t tag = 0;
+  for (const auto& tensor : tensors) {
+    tag = tag * 64 + static_cast<std::uint64_t>(tensor.scalar_type()) + 1;
+    tag ^= tag >> 48;
+  }
+  return tag & ~coll::Signature::kHashed;
+}
+
 }  // namespace
 
 WorkPtr ConvoyBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -35,7 +45,7 @@ WorkPtr ConvoyBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   const int root = static_cast<int>(opts.rootRank);
   const at::Tensor chosen = tensors[static_cast<std::size_t>(opts.rootTensor)];
   const auto type = element_type(chosen.scalar_type());
-  const auto options = impl_->call(opts.timeout);
+  const auto options = impl_->on(impl_->call(opts.timeout), chosen);
   if (impl_->alone(opts.asyncOp) && tensors.size() == 1 && is_simple(chosen)) {
     return impl_->at_once(OpType::BROADCAST, "convoy:broadcast", chosen, [&](coll::Group& group) {
       group.broadcast(chosen.data_ptr(), chosen.data_ptr(), count_of(chosen), type, root, options);
@@ -76,9 +86,11 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   const auto type = element_type(inputs[0].scalar_type());
   if (each == 1) {
     Impl::Job job{OpType::ALLGATHER, "convoy:all_gather", opts.asyncOp, inputs, outputs[0]};
-    const Piece from = job.packing->input(inputs[0]);
+    const Piece from = impl_->with_shape(job.packing->input(inputs[0]), inputs[0]);
     std::vector<Piece> to;
-    for (const auto& tensor : outputs[0]) to.push_back(job.packing->output(tensor));
+    for (const auto& tensor : outputs[0]) {
+      to.push_back(impl_->with_shape(job.packing->output(tensor), tensor));
+    }
     return impl_->submit(std::move(job),
                          CONVOY_NOW_OR_LATER(all_gather_v, from, to, type, options));
   }
@@ -104,8 +116,9 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   };
   const Piece from = job.packing->input(mine);
   const Piece to = job.packing->output(all);
+  const auto stacked = impl_->on(options, mine);
   return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather, from.data, to.data,
-                                                           from.count, type, options));
+                                                           from.count, type, stacked));
 }
 
 WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -114,7 +127,8 @@ WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                     "output tensor size must be equal to world_size times input tensor size");
   TORCH_CHECK_TYPE(input.scalar_type() == output.scalar_type(),
                    "output tensor must have the same type as input tensor");
-  const auto options = impl_->call(opts.timeout);
+  // The output is this rank's own affair: [2n] and [2, n] are both in use.
+  const auto options = impl_->on(impl_->call(opts.timeout), input);
   const auto type = element_type(input.scalar_type());
   if (impl_->alone(opts.asyncOp) && is_simple(input) && is_simple(output)) {
     return impl_->at_once(
@@ -153,6 +167,8 @@ WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
       }
     }
   }
+  auto options = impl_->call(opts.timeout);
+  options.tag = types_tag(inputs);
   // As bytes, whatever their types; each input's outputs side by side.
   Tensors flat, together;
   for (const auto& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
@@ -160,7 +176,7 @@ WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
   std::vector<Piece> from, to;
   for (const auto& input : inputs) {
     together.push_back(at::empty({getSize(), input.numel()}, input.options()));
-    from.push_back(Packing::bytes(job.packing->input(input), input));
+    from.push_back(impl_->with_shape(Packing::bytes(job.packing->input(input), input), input));
     to.push_back(Packing::bytes(job.packing->output(together.back()), input));
   }
   job.after = [outputs, together] {
@@ -170,9 +186,8 @@ WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
       }
     }
   };
-  return impl_->submit(std::move(job),
-                       CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to, coll::DataType::kU8,
-                                           impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to,
+                                                           coll::DataType::kU8, options));
 }
 
 WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -182,6 +197,8 @@ WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
   if (inputs.size() != outputs.size()) {
     refuse("requires input/output tensor lists to have the same length");
   }
+  auto options = impl_->call(opts.timeout);
+  options.tag = types_tag(inputs);
   Impl::Job job{OpType::COALESCED, "convoy:all_gather", opts.asyncOp, inputs, outputs};
   std::vector<Piece> from, to;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -191,12 +208,12 @@ WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
     if (inputs[i].numel() * getSize() != outputs[i].numel()) {
       refuse("output tensor size must be equal to world_size times input tensor size");
     }
-    from.push_back(Packing::bytes(job.packing->input(inputs[i]), inputs[i]));
+    from.push_back(
+        impl_->with_shape(Packing::bytes(job.packing->input(inputs[i]), inputs[i]), inputs[i]));
     to.push_back(Packing::bytes(job.packing->output(outputs[i]), outputs[i]));
   }
-  return impl_->submit(std::move(job),
-                       CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to, coll::DataType::kU8,
-                                           impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to,
+                                                           coll::DataType::kU8, options));
 }
 
 WorkPtr ConvoyBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -206,13 +223,13 @@ WorkPtr ConvoyBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   c10d::assertSingleElementInput(refuse, inputs);
   const int root = static_cast<int>(opts.rootRank);
   Impl::Job job{OpType::GATHER, "convoy:gather", opts.asyncOp, inputs, {}};
-  const Piece from = job.packing->input(inputs[0]);
+  const Piece from = impl_->with_shape(job.packing->input(inputs[0]), inputs[0]);
   std::vector<Piece> to;
   if (getRank() == root) {
     c10d::assertGatherOutputTensorList(refuse, outputs, getSize());
     for (std::size_t i = 0; i < outputs[0].size(); ++i) {
       c10d::assertTypeMatch(refuse, inputs[0].options(), outputs[0], i);
-      to.push_back(job.packing->output(outputs[0][i]));
+      to.push_back(impl_->with_shape(job.packing->output(outputs[0][i]), outputs[0][i]));
     }
     job.outputs = outputs[0];
   } else {
@@ -230,13 +247,13 @@ WorkPtr ConvoyBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   c10d::assertSingleElementOutput(refuse, outputs);
   const int root = static_cast<int>(opts.rootRank);
   Impl::Job job{OpType::SCATTER, "convoy:scatter", opts.asyncOp, {}, outputs};
-  const Piece to = job.packing->output(outputs[0]);
+  const Piece to = impl_->with_shape(job.packing->output(outputs[0]), outputs[0]);
   std::vector<Piece> from;
   if (getRank() == root) {
     c10d::assertScatterInputTensorList(refuse, inputs, getSize());
     for (std::size_t i = 0; i < inputs[0].size(); ++i) {
       c10d::assertTypeMatch(refuse, outputs[0].options(), inputs[0], i);
-      from.push_back(job.packing->input(inputs[0][i]));
+      from.push_back(impl_->with_shape(job.packing->input(inputs[0][i]), inputs[0][i]));
     }
     job.inputs = inputs[0];
   } else {
@@ -275,8 +292,8 @@ WorkPtr ConvoyBackend::alltoall(Tensors& outputs, Tensors& inputs,
   for (std::size_t r = 0; r < n; ++r) {
     c10d::assertTypeMatch(refuse, inputs[0].options(), inputs, r);
     c10d::assertTypeMatch(refuse, inputs[0].options(), outputs, r);
-    from.push_back(job.packing->input(inputs[r]));
-    to.push_back(job.packing->output(outputs[r]));
+    from.push_back(impl_->with_shape(job.packing->input(inputs[r]), inputs[r]));
+    to.push_back(impl_->with_shape(job.packing->output(outputs[r]), outputs[r]));
   }
   const auto type = element_type(inputs[0].scalar_type());
   return impl_->submit(

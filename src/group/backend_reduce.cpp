@@ -37,8 +37,8 @@ WorkPtr ConvoyBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   const auto refuse = refuse_as("allreduce");
   c10d::assertNonEmpty(refuse, tensors);
   if (tensors[0].layout() == c10::kSparse) return allreduce_sparse(tensors, opts);
-  const auto options = impl_->call(opts.reduceOp, opts.timeout);
   const at::Tensor& first = tensors[0];
+  const auto options = impl_->on(impl_->call(opts.reduceOp, opts.timeout), first);
   if (impl_->alone(opts.asyncOp) && tensors.size() == 1 && is_simple(first)) {
     return impl_->at_once(OpType::ALLREDUCE, "convoy:all_reduce", first, [&](coll::Group& group) {
       group.all_reduce(first.data_ptr(), first.data_ptr(), count_of(first),
@@ -76,7 +76,9 @@ WorkPtr ConvoyBackend::allreduce_coalesced(Tensors& tensors,
   const auto options = impl_->call(opts.reduceOp, opts.timeout);
   Impl::Job job{OpType::ALLREDUCE_COALESCED, "convoy:all_reduce", opts.asyncOp, tensors, tensors};
   std::vector<Piece> pieces;
-  for (const auto& tensor : tensors) pieces.push_back(job.packing->in_out(tensor));
+  for (const auto& tensor : tensors) {
+    pieces.push_back(impl_->with_shape(job.packing->in_out(tensor), tensor));
+  }
   const auto type = element_type(tensors[0].scalar_type());
   return impl_->submit(std::move(job),
                        CONVOY_NOW_OR_LATER(all_reduce_coalesced, pieces, pieces, type, options));
@@ -150,7 +152,7 @@ WorkPtr ConvoyBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts)
   c10d::assertRootRank(refuse, opts.rootRank, getSize());
   c10d::assertRootTensor(refuse, opts.rootTensor, static_cast<int64_t>(tensors.size()));
   c10d::assertSingleElement(refuse, tensors);
-  const auto options = impl_->call(opts.reduceOp, opts.timeout);
+  const auto options = impl_->on(impl_->call(opts.reduceOp, opts.timeout), tensors[0]);
   const int root = static_cast<int>(opts.rootRank);
   Impl::Job job{OpType::REDUCE, "convoy:reduce", opts.asyncOp, tensors, tensors};
   const bool is_root = getRank() == root;
@@ -170,9 +172,9 @@ WorkPtr ConvoyBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
   std::vector<Piece> pieces;
   for (const auto& tensor : inputs[0]) {
     c10d::assertTypeMatch(refuse, outputs[0].options(), inputs[0], pieces.size());
-    pieces.push_back(job.packing->input(tensor));
+    pieces.push_back(impl_->with_shape(job.packing->input(tensor), tensor));
   }
-  const Piece output = job.packing->output(outputs[0]);
+  const Piece output = impl_->with_shape(job.packing->output(outputs[0]), outputs[0]);
   const auto type = element_type(outputs[0].scalar_type());
   return impl_->submit(std::move(job),
                        CONVOY_NOW_OR_LATER(reduce_scatter_v, pieces, output, type, options));
@@ -184,7 +186,8 @@ WorkPtr ConvoyBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
                     "input tensor must be the same size as output size times world size");
   TORCH_CHECK_TYPE(input.scalar_type() == output.scalar_type(),
                    "input tensor must be the same type as the output tensor.");
-  const auto options = impl_->call(opts.reduceOp, opts.timeout);
+  // What is combined are the inputs; the output is this rank's own affair.
+  const auto options = impl_->on(impl_->call(opts.reduceOp, opts.timeout), input);
   const auto type = element_type(output.scalar_type());
   if (impl_->alone(opts.asyncOp) && is_simple(input) && is_simple(output)) {
     return impl_->at_once(
@@ -220,7 +223,7 @@ WorkPtr ConvoyBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
     if (inputs[i].numel() != outputs[i].numel() * getSize()) {
       refuse("input tensor must be the same size as output size times world size");
     }
-    from.push_back(job.packing->input(inputs[i]));
+    from.push_back(impl_->with_shape(job.packing->input(inputs[i]), inputs[i]));
     to.push_back(job.packing->output(outputs[i]));
   }
   const auto type = element_type(outputs[0].scalar_type());

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/id.h"
+#include "os/fork_guard.h"
 
 namespace convoy {
 namespace {
@@ -125,6 +126,12 @@ class ForeignStore final : public Store {
   using Store::get;
 
   explicit ForeignStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  // Its connection is the parent's in a forked child, and so are a server's threads.
+  ~ForeignStore() override {
+    if (!home_.is_here()) static_cast<void>(store_.release());
+  }
+  ForeignStore(const ForeignStore&) = delete;
+  ForeignStore& operator=(const ForeignStore&) = delete;
 
   void set(const std::string& key, std::string_view value) override {
     locked([&] { store_->set(key, bytes_of(value)); });
@@ -192,6 +199,12 @@ class ForeignStore final : public Store {
  private:
   template <class Function>
   std::invoke_result_t<Function> locked(Function function) {
+    // Both would speak on one connection, and the parent would get the child's answers.
+    if (!home_.is_here()) {
+      fail(ErrorKind::kUnsupported,
+           "torch's store: this process is a forked child of the one that connected to it; connect "
+           "again in the child");
+    }
     const std::lock_guard lock(mutex_);
     return as_ours(function);
   }
@@ -208,7 +221,8 @@ class ForeignStore final : public Store {
     }
   }
 
-  const c10::intrusive_ptr<c10d::Store> store_;
+  const HomeProcess home_;
+  c10::intrusive_ptr<c10d::Store> store_;  // changed at the end only
   std::mutex mutex_;
 };
 

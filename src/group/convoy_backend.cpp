@@ -1,4 +1,5 @@
 // ConvoyBackend: the group itself.
+#include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/concat.h"
@@ -117,9 +118,17 @@ void ConvoyBackend::setTimeout(std::chrono::milliseconds timeout) {
 
 uint64_t ConvoyBackend::getSequenceNumberForGroup() { return impl_->group().last_issued(); }
 
+bool ConvoyBackend::Options::compare_shapes_by_default() {
+  const char* const value = std::getenv("CONVOY_COMPARE_SHAPES");
+  if (!value || std::string_view(value).empty() || std::string_view(value) == "1") return true;
+  if (std::string_view(value) == "0") return false;
+  fail(ErrorKind::kInvalidArgument, "CONVOY_COMPARE_SHAPES is \"", value, "\", neither 0 nor 1");
+}
+
 c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  impl_->group().check_process("split");
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
   // Groups of other names, and other subsets of the same name, are apart.
@@ -132,6 +141,7 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
 c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  impl_->group().check_process("merge");
   auto options = impl_->current_options();
   if (opts) {
     options->timeout = opts->timeout;
@@ -160,6 +170,7 @@ std::shared_ptr<c10::Allocator> ConvoyBackend::getMemAllocator() {
 
 void ConvoyBackend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  impl_->group().check_process("registerOnCompletionHook");
   onCompletionHook_ = std::move(hook);  // hasHooks() looks there
   impl_->completions().set_hook(onCompletionHook_);
 }
@@ -168,16 +179,23 @@ EventHandle ConvoyBackend::on_event(EventCallback callback) {
   return impl_->group().on_event(std::move(callback));
 }
 
-void ConvoyBackend::waitForPendingWorks() { impl_->completions().wait_for_all(); }
+void ConvoyBackend::waitForPendingWorks() {
+  impl_->group().check_process("waitForPendingWorks");
+  impl_->completions().wait_for_all();
+}
+
+bool ConvoyBackend::compares_shapes() const { return impl_->options().compare_shapes; }
 
 std::vector<int> ConvoyBackend::lost_ranks() const { return impl_->group().lost_ranks(); }
 
 void ConvoyBackend::abort() {
+  impl_->group().check_process("abort");
   impl_->cancel_all("abort() was called");
   impl_->group().abort("abort() was called");
 }
 
 void ConvoyBackend::shutdown() {
+  if (!impl_->is_here()) return;  // a forked child's copy: there is nothing to leave
   impl_->cancel_all("shutdown() was called");
   impl_->group().close();
 }

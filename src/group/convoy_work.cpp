@@ -123,7 +123,35 @@ void ConvoyWork::complete_after(const std::function<void()>& end, std::exception
   completions_->end();
 }
 
+void ConvoyWork::check_process(const char* operation) const {
+  if (home_.is_here()) return;
+  fail(ErrorKind::kUnsupported, operation,
+       ": this process is a forked child of the rank that began the operation, and only the rank "
+       "itself can wait for it or ask about it");
+}
+
+bool ConvoyWork::isCompleted() {
+  check_process("isCompleted");
+  return Work::isCompleted();
+}
+
+bool ConvoyWork::isSuccess() const {
+  check_process("isSuccess");
+  return Work::isSuccess();
+}
+
+std::exception_ptr ConvoyWork::exception() const {
+  check_process("exception");
+  return Work::exception();
+}
+
+FuturePtr ConvoyWork::getFuture() {
+  check_process("getFuture");
+  return future_;
+}
+
 bool ConvoyWork::wait(std::chrono::milliseconds timeout) {
+  check_process("wait");
   if (!work_) {
     if (isCompleted()) return Work::wait(kNoTimeout);  // a block that was given up
     fail(ErrorKind::kInvalidArgument,
@@ -148,7 +176,10 @@ void ConvoyWork::abort() {
   fail(ErrorKind::kUnsupported, "one operation cannot be aborted; abort its group");
 }
 
-int ConvoyWork::sourceRank() const { return work_ ? work_->source() : -1; }
+int ConvoyWork::sourceRank() const {
+  check_process("sourceRank");
+  return work_ ? work_->source() : -1;
+}
 
 std::vector<at::Tensor> ConvoyWork::result() {
   if (!isCompleted()) {
@@ -158,6 +189,7 @@ std::vector<at::Tensor> ConvoyWork::result() {
 }
 
 FuturePtr ConvoyWork::getFutureResult() {
+  check_process("getFutureResult");
   auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   future_->addCallback([result](c10::ivalue::Future& done) {
     result->markCompleted(c10::IValue(static_cast<std::uint8_t>(verdict(done))));

@@ -11,6 +11,7 @@
 
 #include "base/guarded.h"
 #include "coll/group.h"
+#include "os/fork_guard.h"
 
 namespace convoy {
 
@@ -72,16 +73,23 @@ class ConvoyWork final : public c10d::Work {
   // The end: `error`, or what end() throws, or success. From any thread; only the first counts.
   void complete_after(const std::function<void()>& end, std::exception_ptr error);
 
+  // Everything here throws kUnsupported in a forked child, where it would never end.
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override { return number_; }
 
  private:
+  void check_process(const char* operation) const;
+
+  const HomeProcess home_;
   const std::vector<at::Tensor> outputs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   const std::shared_ptr<Completions> completions_;

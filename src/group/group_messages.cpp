@@ -13,6 +13,7 @@ using std::chrono::milliseconds;
 
 WorkPtr send(ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
              const MessageOptions& options) {
+  impl.check_process("send");
   Tensors tensors = {tensor};
   if (impl.own && options.timeout != milliseconds::zero()) {
     return impl.own->send(tensors, target, options.tag, options.timeout);
@@ -22,6 +23,7 @@ WorkPtr send(ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
 
 WorkPtr recv(ProcessGroup::Impl& impl, const at::Tensor& tensor, int source,
              const MessageOptions& options) {
+  impl.check_process("recv");
   changes(tensor);
   Tensors tensors = {tensor};
   if (impl.own && options.timeout != milliseconds::zero()) {
@@ -55,6 +57,7 @@ void end_quietly(c10d::Backend& backend) noexcept {
 void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptions& options,
                         const CallSite& where) const {
   const CallScope scope(where);
+  impl().check_process("send");
   if (impl().own) return impl().own->send_now(tensor, target, options.tag, options.timeout);
   finish(convoy::send(impl(), tensor, target, options), options.timeout);
 }
@@ -68,6 +71,7 @@ Work ProcessGroup::send_async(const at::Tensor& tensor, int target, const Messag
 int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options,
                        const CallSite& where) const {
   const CallScope scope(where);
+  impl().check_process("recv");
   if (impl().own) {
     changes(tensor);
     return impl().own->recv_now(tensor, source, options.tag, options.timeout);
@@ -104,6 +108,7 @@ void ProcessGroup::Batch::run(const CallSite& where) { start(where).wait(); }
 
 Work ProcessGroup::Batch::start(const CallSite& where) {
   const CallScope scope(where);
+  impl_->check_process("batch");
   const auto items = std::exchange(items_, {});
   const int size = impl_->backend->getSize();
   for (const auto& item : items) {

@@ -32,6 +32,7 @@ void check_ranks(const char* operation, const std::vector<int>& ranks, int size)
 
 std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                                                 const SplitOptions& options) const {
+  impl().check_process("split");
   check_ranks("split", ranks, size());
   if (!impl().store && !(impl().own && !impl().shares_memory())) {  // MPI needs none
     fail(ErrorKind::kInvalidArgument,

@@ -10,6 +10,7 @@
 #include "group/registry.h"
 #include "mpi/module.h"
 
+#include "os/fork_guard.h"
 namespace convoy {
 namespace {
 
@@ -17,6 +18,7 @@ struct Default {
   InitOptions options;
   ProcessGroup group;
 };
+  HomeProcess home = {};
 
 // Lives forever: leaving a group while statics are destroyed would meet what is gone already. The
 // other ranks learn of the end of this process as of any.
@@ -100,6 +102,11 @@ ProcessGroup init(const InitOptions& options) {
   auto existing = default_group().lock();
   if (*existing) {
     if (!same((*existing)->options, options)) {
+    if (!(*existing)->home.is_here()) {
+      fail(ErrorKind::kUnsupported,
+           "init: this process is a forked child of a rank, whose group it cannot use; start it by "
+           "exec (convoy::spawn, multiprocessing's \"spawn\"), or fork before init()");
+    }
       fail(ErrorKind::kInvalidArgument,
            "init: the default group was made with other options; make another with new_group()");
     }

@@ -109,6 +109,7 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
   }
   if (!impl().store) {
     fail(ErrorKind::kInvalidArgument, "shrink: the group has no store for survivors to meet");
+  options->compare_shapes = attempt.old.compares_shapes();
   }
   if (!survivors.empty()) check_ranks("shrink", survivors, size());
   if (!survivors.empty() &&
@@ -169,3 +170,5 @@ ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size
 }
 
 }  // namespace convoy
+  impl().check_process("merge");
+  made->compare_shapes = impl().own->compares_shapes();

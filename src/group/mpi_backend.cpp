@@ -8,16 +8,24 @@
 #include "coll/group.h"
 #include "convoy/mpi.h"
 #include "mpi/module.h"
+#include "os/fork_guard.h"
 #include "tensor/memory.h"
 
 namespace convoy {
 namespace {
+
+// The process that first took memory from MPI: in its forked children memory is not given back.
+const HomeProcess& home_of_mpi() {
+  static const HomeProcess home;
+  return home;
+}
 
 class MpiAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+    home_of_mpi();
     void* const memory = mpi::module().allocate(bytes);
     return {memory, memory, &release, cpu};
   }
@@ -28,7 +36,7 @@ class MpiAllocator final : public c10::Allocator {
 
  private:
   static void release(void* memory) {
-    if (memory) mpi::module().free(memory);
+    if (memory && home_of_mpi().is_here()) mpi::module().free(memory);
   }
 };
 
@@ -52,9 +60,11 @@ MpiBackend::MpiBackend(const std::shared_ptr<coll::Medium>& medium,
 c10::intrusive_ptr<c10d::Backend> MpiBackend::split(
     const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  group().check_process("split");
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : getBackendOptions()->timeout);
   if (opts) options->group_name = opts->group_name;
+  options->compare_shapes = compares_shapes();
   const auto medium =
       mpi::module().part_of(*group().medium(), ranks, medium_options(*options, check_));
   return c10::make_intrusive<MpiBackend>(medium, options, check_);
@@ -67,6 +77,7 @@ c10::intrusive_ptr<c10d::Backend> MpiBackend::merge(
 }
 
 at::Tensor MpiBackend::allocateTensor(long numel, at::TensorOptions options) {
+  group().check_process("allocate");
   return empty_from(mpi_allocator(), {numel}, options);
 }
 

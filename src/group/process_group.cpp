@@ -238,6 +238,14 @@ ProcessGroup::Impl::Impl(c10::intrusive_ptr<c10d::Backend> made, std::string tit
       store(std::move(keys)),
       timeout(limit) {}
 
+void ProcessGroup::Impl::fail_in_child(std::string_view operation) const {
+  fail(ErrorKind::kUnsupported, operation, ", group \"", name, "\", rank ", backend->getRank(),
+       " of ", backend->getSize(), ": this process (pid ", ::getpid(),
+       ") is a forked child of the rank, perhaps a worker of a DataLoader; only the process that "
+       "made a group can use it: call it in the rank itself, or start the worker by exec "
+       "(convoy::spawn, multiprocessing's \"spawn\") and make a group there");
+}
+
 ProcessGroup ProcessGroup::from(c10::intrusive_ptr<c10d::Backend> backend) {
   return from(std::move(backend), {});
 }
@@ -272,6 +280,7 @@ void ProcessGroup::set_timeout(milliseconds timeout) const {
 }
 
 const std::vector<std::string>& ProcessGroup::hosts() const {
+  impl().check_process("hosts");
   auto places = impl().places.lock();
   if (!*places) {
     Impl::Places found;
@@ -309,68 +318,72 @@ int ProcessGroup::local_size() const {
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
                               const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_reduce(*impl().backend, tensor, options, Mode::kSync));
+  finish(convoy::all_reduce(impl().here("all_reduce"), tensor, options, Mode::kSync));
 }
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
                                     const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_reduce(*impl().backend, tensor, options, Mode::kAsync));
+  return Work(convoy::all_reduce(impl().here("all_reduce"), tensor, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_reduce_coalesced(at::TensorList tensors, const ReduceOptions& options,
                                         const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_reduce_coalesced(*impl().backend, tensors, options, Mode::kSync));
+  finish(convoy::all_reduce_coalesced(impl().here("all_reduce_coalesced"), tensors, options,
+                                      Mode::kSync));
 }
 Work ProcessGroup::all_reduce_coalesced_async(at::TensorList tensors, const ReduceOptions& options,
                                               const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_reduce_coalesced(*impl().backend, tensors, options, Mode::kAsync));
+  return Work(convoy::all_reduce_coalesced(impl().here("all_reduce_coalesced"), tensors, options,
+                                           Mode::kAsync));
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const RootReduceOptions& options,
                           const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::reduce(*impl().backend, tensor, options, Mode::kSync));
+  finish(convoy::reduce(impl().here("reduce"), tensor, options, Mode::kSync));
 }
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const RootReduceOptions& options,
                                 const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::reduce(*impl().backend, tensor, options, Mode::kAsync));
+  return Work(convoy::reduce(impl().here("reduce"), tensor, options, Mode::kAsync));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const RootOptions& options,
                              const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::broadcast(*impl().backend, tensor, options, Mode::kSync));
+  finish(convoy::broadcast(impl().here("broadcast"), tensor, options, Mode::kSync));
 }
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor, const RootOptions& options,
                                    const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::broadcast(*impl().backend, tensor, options, Mode::kAsync));
+  return Work(convoy::broadcast(impl().here("broadcast"), tensor, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_gather(at::TensorList outputs, const at::Tensor& input,
                               const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_gather(*impl().backend, outputs, input, options, Mode::kSync));
+  finish(convoy::all_gather(impl().here("all_gather"), outputs, input, options, Mode::kSync));
 }
 Work ProcessGroup::all_gather_async(at::TensorList outputs, const at::Tensor& input,
                                     const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_gather(*impl().backend, outputs, input, options, Mode::kAsync));
+  return Work(convoy::all_gather(impl().here("all_gather"), outputs, input, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_gather_single(const at::Tensor& output, const at::Tensor& input,
                                      const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_gather_single(*impl().backend, output, input, options, Mode::kSync));
+  finish(convoy::all_gather_single(impl().here("all_gather_single"), output, input, options,
+                                   Mode::kSync));
 }
 Work ProcessGroup::all_gather_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const CallOptions& options,
                                            const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_gather_single(*impl().backend, output, input, options, Mode::kAsync));
+  return Work(convoy::all_gather_single(impl().here("all_gather_single"), output, input, options,
+                                        Mode::kAsync));
 }
 
 at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& options,
@@ -386,88 +399,95 @@ at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& 
 void ProcessGroup::gather(at::TensorList outputs, const at::Tensor& input,
                           const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::gather(*impl().backend, outputs, input, options, Mode::kSync));
+  finish(convoy::gather(impl().here("gather"), outputs, input, options, Mode::kSync));
 }
 Work ProcessGroup::gather_async(at::TensorList outputs, const at::Tensor& input,
                                 const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::gather(*impl().backend, outputs, input, options, Mode::kAsync));
+  return Work(convoy::gather(impl().here("gather"), outputs, input, options, Mode::kAsync));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, at::TensorList inputs,
                            const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::scatter(*impl().backend, output, inputs, options, Mode::kSync));
+  finish(convoy::scatter(impl().here("scatter"), output, inputs, options, Mode::kSync));
 }
 Work ProcessGroup::scatter_async(const at::Tensor& output, at::TensorList inputs,
                                  const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::scatter(*impl().backend, output, inputs, options, Mode::kAsync));
+  return Work(convoy::scatter(impl().here("scatter"), output, inputs, options, Mode::kAsync));
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, at::TensorList inputs,
                                   const ReduceOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::reduce_scatter(*impl().backend, output, inputs, options, Mode::kSync));
+  finish(
+      convoy::reduce_scatter(impl().here("reduce_scatter"), output, inputs, options, Mode::kSync));
 }
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
                                         const ReduceOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::reduce_scatter(*impl().backend, output, inputs, options, Mode::kAsync));
+  return Work(
+      convoy::reduce_scatter(impl().here("reduce_scatter"), output, inputs, options, Mode::kAsync));
 }
 
 void ProcessGroup::reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
                                          const ReduceOptions& options,
                                          const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::reduce_scatter_single(*impl().backend, output, input, options, Mode::kSync));
+  finish(convoy::reduce_scatter_single(impl().here("reduce_scatter_single"), output, input, options,
+                                       Mode::kSync));
 }
 Work ProcessGroup::reduce_scatter_single_async(const at::Tensor& output, const at::Tensor& input,
                                                const ReduceOptions& options,
                                                const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::reduce_scatter_single(*impl().backend, output, input, options, Mode::kAsync));
+  return Work(convoy::reduce_scatter_single(impl().here("reduce_scatter_single"), output, input,
+                                            options, Mode::kAsync));
 }
 
 void ProcessGroup::all_to_all(at::TensorList outputs, at::TensorList inputs,
                               const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_to_all(*impl().backend, outputs, inputs, options, Mode::kSync));
+  finish(convoy::all_to_all(impl().here("all_to_all"), outputs, inputs, options, Mode::kSync));
 }
 Work ProcessGroup::all_to_all_async(at::TensorList outputs, at::TensorList inputs,
                                     const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_to_all(*impl().backend, outputs, inputs, options, Mode::kAsync));
+  return Work(
+      convoy::all_to_all(impl().here("all_to_all"), outputs, inputs, options, Mode::kAsync));
 }
 
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                      const SplitsOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_to_all_single(*impl().backend, output, input, options, Mode::kSync));
+  finish(convoy::all_to_all_single(impl().here("all_to_all_single"), output, input, options,
+                                   Mode::kSync));
 }
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const SplitsOptions& options,
                                            const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_to_all_single(*impl().backend, output, input, options, Mode::kAsync));
+  return Work(convoy::all_to_all_single(impl().here("all_to_all_single"), output, input, options,
+                                        Mode::kAsync));
 }
 
 void ProcessGroup::barrier(const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(impl().backend->barrier(barrier_options(options, Mode::kSync)));
+  finish(impl().here("barrier").barrier(barrier_options(options, Mode::kSync)));
 }
 Work ProcessGroup::barrier_async(const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(impl().backend->barrier(barrier_options(options, Mode::kAsync)));
+  return Work(impl().here("barrier").barrier(barrier_options(options, Mode::kAsync)));
 }
 
 void ProcessGroup::monitored_barrier(const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  impl().backend->monitoredBarrier(barrier_options(options, Mode::kSync), true);
+  impl().here("monitored_barrier").monitoredBarrier(barrier_options(options, Mode::kSync), true);
 }
 
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  c10d::Backend& backend = *impl().backend;
+  c10d::Backend& backend = impl().here("allocate");
   if (!backend.supportsTensorAlloc(options.device().index())) return at::empty(sizes, options);
   return backend.allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
 }
@@ -480,7 +500,9 @@ EventHandle ProcessGroup::on_event(EventCallback callback) const {
   return impl().own->on_event(std::move(callback));
 }
 
-void ProcessGroup::abort() const { impl().backend->abort(); }
-void ProcessGroup::shutdown() const { impl().backend->shutdown(); }
+void ProcessGroup::abort() const { impl().here("abort").abort(); }
+void ProcessGroup::shutdown() const {
+  if (impl().home.is_here()) impl().backend->shutdown();
+}
 
 }  // namespace convoy

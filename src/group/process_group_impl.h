@@ -8,6 +8,7 @@
 #include "base/guarded.h"
 #include "convoy/backend.h"
 #include "convoy/group.h"
+#include "os/fork_guard.h"
 
 namespace convoy {
 
@@ -15,6 +16,19 @@ struct ProcessGroup::Impl {
   Impl(c10::intrusive_ptr<c10d::Backend> made, std::string title, std::shared_ptr<Store> keys,
        std::chrono::milliseconds limit);
 
+  // Where everything that communicates begins: kUnsupported in a forked child, whatever the
+  // backend.
+  void check_process(std::string_view operation) const {
+    if (!home.is_here()) [[unlikely]]
+      fail_in_child(operation);
+  }
+  c10d::Backend& here(std::string_view operation) const {
+    check_process(operation);
+    return *backend;
+  }
+  [[noreturn]] void fail_in_child(std::string_view operation) const;
+
+  const HomeProcess home;
   const c10::intrusive_ptr<c10d::Backend> backend;
   ConvoyBackend* const own;  // the same, if it is ours, over whatever
   // If its ranks are on one host and work on each other's memory: backend "convoy".

@@ -54,6 +54,7 @@ c10::intrusive_ptr<ConvoyBackend::Options> convoy_options(std::chrono::milliseco
   for (const auto& [name, value] : options) {
     if (name == "threads") own->threads = to_threads(value);
     if (name == "read_private") own->read_private = to_bool("convoy", name, value);
+    if (name == "compare_shapes") own->compare_shapes = to_bool("convoy", name, value);
     if (name == "name") own->group_name = value;
   }
   return own;
@@ -79,6 +80,9 @@ c10::intrusive_ptr<c10d::Backend> make_mpi(const std::shared_ptr<Store>& store, 
   if (const auto name = options.find("name"); name != options.end()) {
     own->group_name = name->second;
   }
+  if (const auto compare = options.find("compare_shapes"); compare != options.end()) {
+    own->compare_shapes = to_bool("mpi", compare->first, compare->second);
+  }
   return make_mpi_backend(store, rank, size, own, mpi_checks(device, options));
 }
 
@@ -86,9 +90,9 @@ using Entries = std::map<std::string, Entry>;
 
 // Lives forever: groups may be made while statics are destroyed.
 Guarded<Entries>& entries() {
-  static auto* const all =
-      new Guarded<Entries>(Entries{{"convoy", {make_convoy, {"name", "read_private", "threads"}}},
-                                   {"mpi", {make_mpi, {"check", "name"}}}});
+  static auto* const all = new Guarded<Entries>(
+      Entries{{"convoy", {make_convoy, {"compare_shapes", "name", "read_private", "threads"}}},
+              {"mpi", {make_mpi, {"check", "compare_shapes", "name"}}}});
   return *all;
 }
 

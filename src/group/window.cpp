@@ -40,6 +40,7 @@ std::span<std::byte> storage_of(const at::Tensor& tensor) {
 }  // namespace
 
 Window ProcessGroup::window(const at::Tensor& tensor, const CallOptions& options) const {
+  impl().check_process("window");
   if (!impl().shares_memory()) {
     fail(ErrorKind::kUnsupported, "window: the ranks of backend \"", backend_name(),
          "\" do not share memory; a window needs backend \"convoy\"");

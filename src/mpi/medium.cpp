@@ -105,7 +105,14 @@ void MpiMedium::compare(const Running& running) {
   gather(&running.call.signature, all.data(), sizeof(coll::Signature));
   for (std::size_t r = 1; r < n; ++r) {
     if (all[r] == all[0]) continue;
-    coll::fail_signatures(speaker(running), all[0], static_cast<int>(r), all[r]);
+    // All ranks are here: they tell each other on what they called it.
+    constexpr std::size_t kText = 512;
+    std::string own = running.call.describe_shapes(), texts(n * kText, '\0');
+    own.resize(kText - 1);
+    gather(own.c_str(), texts.data(), kText);
+    const auto text = [&](std::size_t rank) { return std::string(texts.c_str() + rank * kText); };
+    coll::fail_signatures(speaker(running), {all[0], text(0)}, static_cast<int>(r),
+                          {all[r], text(r)});
   }
   if (!coll::has_table(running.call.signature.op)) return;
   const auto& lists = *running.call.lists;

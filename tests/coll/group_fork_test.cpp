@@ -167,17 +167,18 @@ std::string use_all(Member& m, int rank) {
 struct Case {
   Place place;
   std::size_t count;
+
+  std::string name() const { return concat(place == Place::kShared ? "Shared" : "Private", count); }
 };
+void PrintTo(const Case& one, std::ostream* out) { *out << one.name(); }
+
 class GroupForkTest : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, GroupForkTest,
                          testing::Values(Case{Place::kPrivate, 1}, Case{Place::kShared, 1},
                                          Case{Place::kPrivate, 1000}, Case{Place::kShared, 1000},
                                          Case{Place::kPrivate, 300000},
                                          Case{Place::kShared, 300000}),
-                         [](const auto& test) {
-                           return concat(test.param.place == Place::kShared ? "Shared" : "Private",
-                                         test.param.count);
-                         });
+                         [](const auto& test) { return test.param.name(); });
 
 // Every rank has a child, as with a DataLoader; both try everything at the same moment.
 TEST_P(GroupForkTest, NothingIsAcceptedAndTheRanksGoOn) {

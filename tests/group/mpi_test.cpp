@@ -95,7 +95,7 @@ TEST(MpiTest, InitWithoutAnyMpiInTheProgram) {
 
 TEST(MpiTest, OptionsAreCheckedBeforeAnything) {
   EXPECT_THAT(text_of([] { new_group("mpi", {.options = {{"threads", "2"}}}); }),
-              AllOf(HasSubstr("no option \"threads\""), HasSubstr("check, name")));
+              AllOf(HasSubstr("no option \"threads\""), HasSubstr("check, compare_shapes, name")));
   EXPECT_THAT(text_of([] { new_group("mpi", {.options = {{"check", "maybe"}}}); }),
               HasSubstr("neither true nor false"));
   EXPECT_THAT(text_of([] { new_group("mpi", {.device = c10::Device("cuda:0")}); }),

@@ -51,7 +51,7 @@ class Refusals {
   template <class Function>
   void expect(const char* what, Function&& function) {
     try {
-      function();
+      static_cast<void>(function());
       text_ += concat(what, ": accepted\n");
     } catch (const Error& error) {
       const std::string text = error.what();
