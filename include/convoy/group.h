@@ -245,10 +245,13 @@ class ProcessGroup {
   // After deaths: a group of those who live, in the order of their ranks. Collective among them:
   // every one calls it, and they agree on who is left, also if more die meanwhile. This group ends:
   // what is pending in it fails everywhere. Needs backend "convoy" and a store that lives on.
-  // kTimeout names who did not come.
+  // kTimeout names who did not come. When it returns no process outside of the new group can write
+  // into this one's memory: docs/groups.md.
   ProcessGroup shrink(const SplitOptions& options = {}) const;
-  // The same for ranks that the caller knows, and without asking who lives: others are left out
-  // alive. kPeerLost if one of them dies on the way.
+  // The same for ranks that the caller knows, and without asking who lives: the processes of the
+  // others are killed, lest they write into the survivors' memory later (threads of a survivor's
+  // process are not). To leave ranks out alive, use split(). kPeerLost if one of them dies on the
+  // way.
   ProcessGroup shrink(const std::vector<int>& survivors, const SplitOptions& options = {}) const;
   // One group of several that share nothing but a store: every rank of each calls it, with how many
   // they are together. Ranks follow each other as in their groups; groups in the order in which

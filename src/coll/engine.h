@@ -65,6 +65,9 @@ class Engine {
   bool broken() const;
   std::optional<ErrorKind> failure() const;
   std::vector<int> lost_ranks() const;
+  // The rank has noticed that the group is broken, or has left: it touches nobody's memory any more
+  // on behalf of this group.
+  bool has_given_up(int rank) const { return gave_up(layout_.rank(base_, rank)); }
   std::vector<int> late_ranks() { return *late_ranks_.lock(); }
   // Wakes everyone who sleeps in this group, on every rank.
   void wake_all() noexcept;
@@ -116,6 +119,7 @@ class Engine {
   Speaker speaker(const Running& running) const;
   std::string prefix(const Running& running) const;
 
+  static bool gave_up(const RankHead& head);
   std::function<bool()> all_gave_up() const;
   void quarantine_buffers(const Running& running);
 

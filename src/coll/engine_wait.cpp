@@ -137,18 +137,21 @@ void Engine::fail_run(const Running& running, ErrorKind kind, const std::string&
   throw Error(first_kind, prefix(running) + first_cause);
 }
 
+bool Engine::gave_up(const RankHead& head) {
+  const bool quiet = head.gave_up.load(std::memory_order_acquire) != 0 &&
+                     (head.mail_used.load(std::memory_order_acquire) == 0 ||
+                      head.mail_stopped.load(std::memory_order_acquire) != 0);
+  return quiet || head.departed.load(std::memory_order_acquire) != 0;
+}
+
 // A peer that has not noticed yet may still write into this rank's buffers, or read them: the
 // memory is not used for anything else before every living rank has given up.
 std::function<bool()> Engine::all_gave_up() const {
   return
       [peers = mesh_->peers(), mapping = mesh_->control_mapping(), layout = layout_, base = base_] {
         for (std::size_t r = 0; r < peers.size(); ++r) {
-          const auto& theirs = layout.rank(base, static_cast<int>(r));
           const bool dead = peers[r] && peers[r]->lost();
-          const bool quiet = theirs.gave_up.load(std::memory_order_acquire) != 0 &&
-                             (theirs.mail_used.load(std::memory_order_acquire) == 0 ||
-                              theirs.mail_stopped.load(std::memory_order_acquire) != 0);
-          if (!dead && !quiet && theirs.departed.load(std::memory_order_acquire) == 0) return false;
+          if (!dead && !gave_up(layout.rank(base, static_cast<int>(r)))) return false;
         }
         return true;
       };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/guarded.h"
 #include "base/loop.h"
 #include "coll/group_impl.h"
 #include "coll/shared_memory.h"
@@ -260,6 +261,97 @@ void Group::Impl::close() {
   }
 }
 
+bool Group::Impl::settle(const Deadline& deadline) {
+  messages_.settle();
+  std::unique_lock lock(mutex_);
+  // A callback has the turn, but its operation is over.
+  const auto idle = [&] { return !busy_ || calling_back_ != nullptr; };
+  ++waiting_;
+  bool settled = true;
+  if (deadline.is_never()) {
+    changed_.wait(lock, idle);
+  } else {
+    settled = changed_.wait_until(lock, deadline.when(), idle);
+  }
+  --waiting_;
+  return settled;
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// For ranks to notice that a group is broken: what they do meanwhile is a copy, or a sum.
+constexpr milliseconds kNoticing(3000);
+
+// The ranks of this process, of all groups that share memory. A thread cannot be fenced: who goes
+// on without a rank of the same process waits until that rank is out of its operation.
+Guarded<std::vector<std::weak_ptr<Group::Impl>>>& ranks_here() {
+  static auto* const ranks = new Guarded<std::vector<std::weak_ptr<Group::Impl>>>;
+  return *ranks;
+}
+
+}  // namespace
+
+void Group::settle(const Deadline& deadline) {
+  const auto mesh = mesh_of(impl_->medium());
+  if (!mesh) return;
+  std::vector<std::shared_ptr<Impl>> ranks;
+  {
+    auto all = ranks_here().lock();
+    for (const auto& weak : *all) {
+      auto rank = weak.lock();
+      const auto theirs = rank ? mesh_of(rank->medium()) : nullptr;
+      if (theirs && theirs->control().data() == mesh->control().data()) {
+        ranks.push_back(std::move(rank));
+      }
+    }
+  }
+  for (const auto& rank : ranks) {
+    if (rank->settle(deadline)) continue;
+    fail(ErrorKind::kTimeout, impl_->describe(), ": an operation of rank ", rank->medium().rank(),
+         " is still under way at the deadline");
+  }
+}
+
+void Group::fence(std::span<const Id> members, const Deadline& deadline, Spare spare) {
+  const auto mesh = mesh_of(impl_->medium());
+  if (!mesh) return;
+  const auto patience =
+      std::min(deadline, Deadline::after(spare == Spare::kQuiet ? kNoticing : milliseconds(0)));
+  std::vector<std::shared_ptr<shm::Peer>> outsiders;
+  std::string ranks;
+  for (int r = 0; r < size(); ++r) {
+    auto peer = mesh->peers()[static_cast<std::size_t>(r)];
+    if (!peer || std::ranges::find(members, peer->info().id) != members.end()) continue;
+    while (!peer->lost() && !has_given_up(impl_->medium(), r) && !patience.expired()) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    if (spare == Spare::kQuiet && has_given_up(impl_->medium(), r)) continue;
+    ranks += concat(ranks.empty() ? "" : ", ", r);
+    outsiders.push_back(std::move(peer));
+  }
+  if (outsiders.empty()) return;
+  try {
+    shm::Fabric::instance().fence(
+        outsiders,
+        concat("the other ranks of group \"", name(), "\" go on without rank ", ranks,
+               ", and nobody else may write into their memory"),
+        deadline);
+  } catch (const Error& error) {
+    throw Error(error.kind(), concat("going on without rank ", ranks, ", ", impl_->describe(), ": ",
+                                     error.what()));
+  }
+}
+
+std::vector<Id> Group::processes() const {
+  std::vector<Id> found;
+  if (const auto mesh = mesh_of(impl_->medium())) {
+    for (int r = 0; r < size(); ++r) found.push_back(mesh->process(r).id);
+  }
+  return found;
+}
+
 std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int rank, int size,
                                      const GroupOptions& options) {
   if (!store) fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": no store");
@@ -277,8 +369,14 @@ std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int ra
 
 std::shared_ptr<Group> Group::over(std::shared_ptr<Medium> medium,
                                    std::chrono::nanoseconds timeout) {
-  const std::shared_ptr<Impl> impl(new Impl(std::move(medium), timeout), DeleteAtHome());
-  return std::shared_ptr<Group>(new Group(impl));
+  const bool shares = mesh_of(*medium) != nullptr;
+  std::shared_ptr<Impl> impl(new Impl(std::move(medium), timeout), DeleteAtHome());
+  if (shares) {
+    auto ranks = ranks_here().lock();
+    std::erase_if(*ranks, [](const auto& weak) { return weak.expired(); });
+    ranks->push_back(impl);
+  }
+  return std::shared_ptr<Group>(new Group(std::move(impl)));
 }
 
 Group::~Group() { impl_->close(); }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/id.h"
 #include "coll/options.h"
 #include "convoy/deadline.h"
 #include "convoy/error.h"
@@ -216,6 +217,16 @@ class Group {
 
   // Breaks the group on every rank: pending and later operations fail everywhere, naming this rank.
   void abort(const std::string& why);
+  // After abort(), before others go on without some of the ranks. settle(): waits until no rank of
+  // this process is inside an operation of this group; kTimeout. fence(): kills the processes of
+  // this group that are not among the members, as shm::Fabric::fence; with kQuiet only those that
+  // do not notice in a few seconds that the group is broken. Where ranks do not share memory, both
+  // do nothing.
+  enum class Spare { kNobody, kQuiet };
+  void settle(const Deadline& deadline);
+  void fence(std::span<const Id> members, const Deadline& deadline, Spare spare = Spare::kNobody);
+  // By rank; empty where ranks do not share memory.
+  std::vector<Id> processes() const;
   // Leaves as the destructor does; operations under way and later ones fail on this rank.
   void close();
   bool broken() const;

@@ -97,6 +97,9 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   bool wait(Work::Collective& operation, const Deadline& deadline);
   bool is_done(const Work::Collective& operation);
   void close();
+  // Of a broken group: waits until no thread of this rank is inside an operation. What is queued
+  // fails without touching anything. False: the deadline passed first.
+  bool settle(const Deadline& deadline);
   std::string describe() const {
     return concat("group \"", medium_->name(), "\", rank ", medium_->rank(), " of ",
                   medium_->size());

@@ -145,6 +145,12 @@ bool Mail::is_done(const Transfer& transfer) {
   return done;
 }
 
+void Mail::settle() {
+  Lock lock(mutex_);
+  check_trouble();
+  callbacks_.run(lock);
+}
+
 void Mail::close() {
   {
     Lock lock(mutex_);

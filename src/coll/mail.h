@@ -46,6 +46,7 @@ class Mail final : public Messages {
   void start(std::span<const std::shared_ptr<Transfer>> transfers) override;
   bool wait(const Transfer& transfer, const Deadline& deadline) override;
   bool is_done(const Transfer& transfer) override;
+  void settle() override;
   void close() override;
 
  private:

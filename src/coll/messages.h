@@ -73,6 +73,9 @@ class Messages {
   virtual bool wait(const Transfer& transfer, const Deadline& deadline) = 0;
   virtual bool is_done(const Transfer& transfer) = 0;
 
+  // Of a broken group: what is pending fails, and nothing here touches another rank's memory any
+  // more. Runs no callbacks but those of what failed.
+  virtual void settle() = 0;
   // What is pending fails; nothing is accepted any more. Idempotent.
   virtual void close() = 0;
 };

@@ -30,6 +30,7 @@ class SharedMemory final : public Medium, public std::enable_shared_from_this<Sh
   // Private ones are never touched by others; shared ones are kept apart (quarantine_buffers).
   bool holds_buffers() const override { return false; }
 
+  bool has_given_up(int rank) const { return engine_.has_given_up(rank); }
   std::shared_ptr<shm::Mesh> mesh() const { return engine_.shared_mesh(); }
 
  private:
@@ -43,6 +44,11 @@ std::shared_ptr<Medium> make_shared_memory(Store& store, int rank, int size,
                                            const EngineOptions& options) {
   return std::shared_ptr<SharedMemory>(new SharedMemory(store, rank, size, options),
                                        DeleteAtHome());
+}
+
+bool has_given_up(Medium& medium, int rank) {
+  const auto* const shared = dynamic_cast<SharedMemory*>(&medium);
+  return shared && shared->has_given_up(rank);
 }
 
 std::shared_ptr<shm::Mesh> mesh_of(Medium& medium) {

@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "coll/group.h"
+#include "convoy/backend.h"
 #include "os/file.h"
 #include "store/server.h"
 
@@ -125,7 +127,7 @@ class Member {
     changed_ = true;
     group_.all_reduce(fine, {.op = ReduceOp::kMin});
     if (fine.item<std::uint8_t>() == 0) {
-      if (all) all->abort();
+      if (all) leave_out_newcomers(*all, deadline);
       if (deadline.expired()) {
         fail(ErrorKind::kTimeout, "elastic: members could not take in others within ",
              options_.timeout.count(), " ms");
@@ -136,6 +138,17 @@ class Member {
     group_.barrier();
     changed_ = false;
     return true;
+  }
+
+  // They may ask again. One that hangs must not go on later, in the middle of an operation with the
+  // members' memory. (Who has not got as far as a group has not begun one.)
+  void leave_out_newcomers(const ProcessGroup& all, const Deadline& deadline) const {
+    all.abort();
+    const auto* const together = dynamic_cast<ConvoyBackend*>(all.backend().get());
+    const auto* const members = dynamic_cast<ConvoyBackend*>(group_.backend().get());
+    if (together == nullptr || members == nullptr) return;
+    together->group().settle(deadline);
+    together->group().fence(members->group().processes(), deadline, coll::Group::Spare::kQuiet);
   }
 
   struct Invitation {

@@ -132,8 +132,8 @@ UniqueFd open_pidfd(pid_t pid) {
   return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
 
-void send_signal(int pidfd, int signal) noexcept {
-  syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0);
+bool send_signal(int pidfd, int signal) noexcept {
+  return syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0) == 0;
 }
 
 std::optional<char> process_state(pid_t pid) {

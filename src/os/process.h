@@ -81,7 +81,8 @@ class ChildProcess {
 
 // A pidfd of any process; empty if it does not exist (any more).
 UniqueFd open_pidfd(pid_t pid);
-void send_signal(int pidfd, int signal) noexcept;
+// False: it was not sent, and errno says why (ESRCH: the process has ended).
+bool send_signal(int pidfd, int signal) noexcept;
 
 // 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; nullopt if it has gone.
 std::optional<char> process_state(pid_t pid);

@@ -103,6 +103,39 @@ TEST(ElasticTest, KilledMembersAreReplaced) {
   ranks.join();
 }
 
+// A newcomer that hangs on its way in is not waited for, and cannot go on later with the members'
+// memory; the next one is taken in. The members wait for a deadline, and for the newcomer to
+// notice.
+TEST(ElasticTest, NewcomerThatHangsIsKilled) {
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const bool joins = r.id() >= 2;
+    if (r.id() == 3) r.wait_for("the other one hangs");
+    ProcessGroup group =
+        joins ? make_group(r, 0, 1, concat("own ", r.id())) : make_group(r, r.id(), 2, "world");
+    group.set_timeout(500ms);
+    const elastic::Model model{.group = [&] { return group; },
+                               .update =
+                                   [&](const ProcessGroup& next) {
+                                     if (r.id() == 2) {
+                                       r.mark("hangs");
+                                       r.wait_for("never");
+                                     }
+                                     next.barrier();
+                                     group = next;
+                                   }};
+    elastic::run(model, {.store = r.store(), .joins = joins, .min_size = 3, .timeout = 50s},
+                 [&](std::uint64_t) {
+                   EXPECT_EQ(group.size(), 3);
+                   return false;
+                 });
+  });
+  ranks.wait_mark("hangs", 2);
+  ranks.kill(2, SIGCONT);  // it may end in any way
+  ranks.post("the other one hangs");
+  EXPECT_EQ(ranks.join()[2].status.signal, SIGKILL);
+}
+
 // Without a death: who asks is taken in at the next look; who comes too late is told so.
 TEST(ElasticTest, MembersJoin) {
   RankGroup(3, RankMode::kThreads).run([](Rank& r) {

@@ -1,6 +1,9 @@
 // Groups that lose and gain members, with real deaths.
 #include <gmock/gmock.h>
 
+#include <csignal>
+#include <iostream>
+
 #include "base/concat.h"
 #include "convoy/error.h"
 #include "convoy/init.h"
@@ -89,6 +92,73 @@ TEST(ShrinkTest, DeathsDuringTheShrink) {
   ranks.join();
 }
 
+// Ranks that live and are left out, busy or asleep.
+TEST(ShrinkTest, WhoIsLeftOutIsKilled) {
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, r.id(), r.size(), "world");
+    r.mark("here");
+    if (r.id() == 1) {
+      for (;;) {
+        try {
+          group.barrier();
+        } catch (const Error&) {
+        }
+      }
+    }
+    if (r.id() == 2) r.wait_for("never");
+    const auto two = group.shrink({0, 3});
+    EXPECT_EQ(two.size(), 2);
+    expect_exact(two, r.id(), 3);
+  });
+  for (const int left_out : {1, 2}) ranks.kill(left_out, SIGCONT);  // they may end in any way
+  const auto results = ranks.join();
+  for (const std::size_t left_out : {1, 2}) EXPECT_EQ(results[left_out].status.signal, SIGKILL);
+}
+
+// Halves that leave each other out: one of them goes on, the others are told or killed.
+TEST(ShrinkTest, OneGroupDoesNotShrinkToTwo) {
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, r.id(), r.size(), "world");
+    const int first = r.id() / 2 * 2;
+    try {
+      const auto half = group.shrink({first, first + 1});
+      expect_exact(half, r.id(), 2 * first + 1);
+      std::cout << "went on" << std::endl;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("cannot shrink to two"));
+    }
+  });
+  for (int r = 0; r < 4; ++r) ranks.kill(r, SIGCONT);  // they may end in any way
+  const auto results = ranks.join();
+  const auto went_on = [&](std::size_t r) {
+    return results[r].status.success() && results[r].output.find("went on") != std::string::npos;
+  };
+  EXPECT_EQ(went_on(0), went_on(1));
+  EXPECT_EQ(went_on(2), went_on(3));
+  EXPECT_NE(went_on(0), went_on(2));
+}
+
+// The same for a group of which a stopped rank is no member any more.
+TEST(ReconfigureTest, WhoIsLeftOutIsKilled) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, r.id(), r.size(), "world");
+    r.mark("here");
+    r.wait_for("go");
+    const auto two = reconfigure(
+        group,
+        {.timeout = 60s, .store = r.store(), .rank = r.id(), .size = 2, .name = "without 2"});
+    expect_exact(two, r.id(), 1);
+  });
+  ranks.wait_mark("here");
+  ranks.stop(2);
+  ranks.post("go", 0);
+  ranks.post("go", 1);
+  EXPECT_EQ(ranks.join()[2].status.signal, SIGKILL);
+}
+
 // Eight places, ten kills in a row; each time a spare process takes the place of the dead.
 TEST(ReconfigureTest, TenKillsWithNewcomers) {
   static constexpr int kPlaces = 8, kKills = 10;
@@ -128,6 +198,7 @@ TEST(ReconfigureTest, TenKillsWithNewcomers) {
 class MembershipTest : public testing::TestWithParam<RankMode> {};
 INSTANTIATE_TEST_SUITE_P(Modes, MembershipTest, rank_modes(), rank_mode_name);
 
+// Threads of the process of a survivor are left out alive; processes are not.
 TEST_P(MembershipTest, MergeAndVoluntaryShrink) {
   RankGroup(4, GetParam()).run([](Rank& r) {
     const auto half = make_group(r, r.id() % 2, 2, r.id() < 2 ? "low" : "high");
@@ -140,7 +211,12 @@ TEST_P(MembershipTest, MergeAndVoluntaryShrink) {
     // Two of them go on without the others, who live.
     const auto ids = all.all_gather(at::full({1}, r.id(), at::kLong));
     const bool stays = all.rank() != 1 && all.rank() != 2;
-    if (stays) {
+    if (r.mode() == RankMode::kProcesses) {
+      if (const auto two = all.split({0, 3})) {
+        expect_exact(*two, r.id(), ids[0].item<std::int64_t>() + ids[3].item<std::int64_t>());
+      }
+      all.barrier();
+    } else if (stays) {
       const auto two = all.shrink({0, 3});
       EXPECT_EQ(two.size(), 2);
       expect_exact(two, r.id(), ids[0].item<std::int64_t>() + ids[3].item<std::int64_t>());

@@ -13,6 +13,7 @@
 #include "os/file.h"
 #include "os/fork_guard.h"
 #include "os/machine.h"
+#include "transport/shm/fence.h"
 
 namespace convoy::shm {
 namespace {
@@ -57,6 +58,7 @@ struct Fabric::Impl {
   };
 
   std::optional<Listener> listener;
+  Segment marker;  // see marker_label()
   // Locks are taken in this order: memory, then connections or headroom.
   Guarded<Memory> memory;
   Guarded<std::function<std::uint64_t()>> headroom{machine_headroom};
@@ -112,6 +114,8 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
     self_.socket = impl_->listener->hide();
   }
   self_.id = Id::random();
+  impl_->marker = Segment::create(1, marker_label(self_.id));
+  impl_->marker.close_descriptor();
   self_.pid = getpid();
   self_.start_time = process_start_time(self_.pid);
   self_.boot = boot_id();
@@ -314,6 +318,18 @@ Fabric::SharedSegment Fabric::share_segment(SegmentId id) {
   });
   if (!found) fail(ErrorKind::kInvalidArgument, "there is no segment ", id, " in this process");
   return std::move(*found);
+}
+
+void Fabric::fence(const std::vector<std::shared_ptr<Peer>>& outsiders, const std::string& why,
+                   const Deadline& deadline) {
+  // Asked for when they are dead or lost: from then on they are sent no more of it.
+  const auto keys = [this] {
+    std::vector<Segment::Key> all;
+    impl_->memory.lock()->arena->for_each_segment(
+        [&](SegmentId, const Segment& segment) { all.push_back(segment.key()); });
+    return all;
+  };
+  shm::fence(outsiders, self_.id, keys, why, deadline);
 }
 
 std::size_t Fabric::trim() {

@@ -73,6 +73,12 @@ class Fabric {
   };
   SharedSegment share_segment(SegmentId id);
 
+  // When it returns, these processes and what they have forked are unable to write into this
+  // process's memory: they are killed. They must hold no rank that goes on. Throws as fence() of
+  // fence.h; then the memory is not safe.
+  void fence(const std::vector<std::shared_ptr<Peer>>& outsiders, const std::string& why,
+             const Deadline& deadline);
+
   // Gives unused segments back to the system; returns the bytes.
   std::size_t trim();
 
