@@ -54,6 +54,12 @@ void reduce(const Reduction& reduction, std::span<const std::byte* const> source
   if (reduction.ranks < 1) {
     fail(ErrorKind::kInvalidArgument, "reduce: ranks is ", reduction.ranks, ", must be at least 1");
   }
+  if (sources.size() > kMostAveraged && reduction.op == ReduceOp::kAvg &&
+      is_integer(reduction.type)) [[unlikely]] {
+    fail(ErrorKind::kUnsupported, "reduce: the average of ", to_string(reduction.type),
+         " elements takes up to ", kMostAveraged, " ranks, not ", sources.size(),
+         "; average a wider type");
+  }
   const std::size_t element = size_of(reduction.type);
   function({.sources = sources.data(),
             .source_count = sources.size(),

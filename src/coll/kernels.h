@@ -13,12 +13,14 @@ namespace convoy::coll {
 // The bits of a result depend on the source elements, their order and this, and on nothing else:
 // not on the instruction set, alignment, count, chunking or StoreHint.
 // - Floats of 8 and 16 bits are widened to f32, combined over all sources, and rounded once, to
-//   nearest even. f8e4m3 overflows to NaN, the others to infinity.
+//   nearest even. What is too large for f8e4m3, which has no infinity, becomes its largest number
+//   (448); in the others it becomes infinity. Both as torch converts.
 // - A NaN result is the type's canonical quiet NaN (0x7fc00000, 0x7ff8..., 0x7e00, 0x7fc0, 0x7f),
 //   whatever NaN went in.
 // - kMin and kMax give NaN if any source is NaN; of equal values (-0 and +0) the first source's is
 //   taken.
-// - Integers wrap modulo 2^n. kAvg of integers divides the wrapped sum and truncates toward zero.
+// - Integers wrap modulo 2^n. kAvg of integers divides the sum, which does not wrap, and truncates
+//   toward zero.
 // - kBool: sum, max, bor are OR; product, min, band are AND; bxor is XOR.
 // - Complex products are (ac - bd, ad + bc), with no special treatment of infinities.
 // - With a Rounding, which only sums and averages of f32 can have, sources and result are rounded
@@ -43,6 +45,9 @@ constexpr StoreHint hint_for_output(std::size_t bytes) {
   return bytes >= std::size_t{16} << 20 ? StoreHint::kStreaming : StoreHint::kCached;
 }
 
+// Sources of an average of integers: their sum must fit into the type in which it is computed.
+inline constexpr std::size_t kMostAveraged = 32768;
+
 // Throws kInvalidArgument naming type and operation where the combination has no meaning: bitwise
 // operations on floats and complex, min and max on complex, avg on bool, premul_sum on integers and
 // bool, rounding of anything but sums and averages of f32.
@@ -52,7 +57,8 @@ void check_reduction(DataType type, ReduceOp op, Rounding rounding = Rounding::k
 // A target may be exactly one of the sources; no other overlap is allowed. Addresses need no
 // alignment, but streaming is fastest when all targets have equal addresses modulo 64 and are
 // aligned to the element size. There is at least one source. Streaming stores are complete (a
-// fence) when it returns. Throws as check_reduction, before it touches data; allocates nothing.
+// fence) when it returns. Throws as check_reduction, before it touches data, and kUnsupported for
+// averages of integers over more than kMostAveraged sources; allocates nothing.
 // Thread-safe.
 void reduce(const Reduction& reduction, std::span<const std::byte* const> sources,
             std::span<std::byte* const> targets, std::size_t count, StoreHint hint);

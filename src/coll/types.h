@@ -57,6 +57,8 @@ inline std::size_t size_of(DataType type) {
     refuse_type(type);
   return kSizes[index];
 }
+// Signed and unsigned; not bool.
+constexpr bool is_integer(DataType type) { return type >= DataType::kI8 && type <= DataType::kU64; }
 // "12 x f32": so many bytes as elements.
 std::string describe_elements(std::size_t bytes, DataType type);
 // "f32", "bf16", "f8e4m3", "c64", ...

@@ -25,7 +25,7 @@ constexpr KernelTable make_table() {
   set(DataType::kF16, ReduceOp::kSum, run<Packed<F16Format, 2>, Sum>);
   set(DataType::kBF16, ReduceOp::kSum, run<BFloat16, Sum>);
   set(DataType::kF8E4M3, ReduceOp::kSum, run<Float8E4M3, Sum>);
-  set(DataType::kI16, ReduceOp::kAvg, run<Integer<u16>, IntegerAverage<i16>>);
+  set(DataType::kI16, ReduceOp::kAvg, run_integer_average<i16>);
   set(DataType::kU8, ReduceOp::kSum, run<Integer<u8>, Sum>);
   set(DataType::kBool, ReduceOp::kProduct, run<Boolean, And>);
   set(DataType::kC64, ReduceOp::kProduct, run<Float<float>, ComplexProduct<float>>);

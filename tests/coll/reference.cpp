@@ -65,9 +65,8 @@ T reduce_integers(const Reduction& r, std::span<const T> values) {
       default: total += static_cast<Wide>(x);
     }
   }
-  const T result = static_cast<T>(total);
-  if (r.op != ReduceOp::kAvg) return result;
-  return static_cast<T>(static_cast<__int128>(result) / r.ranks);
+  if (r.op != ReduceOp::kAvg) return static_cast<T>(total);
+  return static_cast<T>(static_cast<__int128>(total) / r.ranks);
 }
 // NOLINTEND(bugprone-signed-char-misuse)
 
@@ -182,6 +181,10 @@ Buffer random_values(std::size_t count, std::mt19937_64& random) {
       put<T>(out, k, corner<T>(random));
     } else if (kind == 1 || std::is_integral_v<T>) {
       put<Bits>(out, k, static_cast<Bits>(random()));
+    } else if (kind == 2) {
+      // Sums and products of these overflow.
+      const T half = std::numeric_limits<T>::max() / 2;
+      put<T>(out, k, random() % 2 == 0 ? half + half / 3 : -half - half / 3);
     } else {
       const double unit = static_cast<double>(random() >> 11) * 0x1p-53;
       put<T>(out, k, static_cast<T>((unit - 0.5) * 4));
@@ -208,6 +211,10 @@ Buffer random_codes(const Format& format, std::size_t count, std::mt19937_64& ra
       code = corners[random() % corners.size()] | (random() % 2 == 0 ? 0 : format.sign());
     } else if (kind == 1) {
       code = static_cast<std::uint32_t>(random());
+    } else if (kind == 2) {
+      // Of the largest exponents: sums and products overflow.
+      code = infinity - 1 - static_cast<std::uint32_t>(random() % (2u << format.mantissa));
+      code |= random() % 2 == 0 ? 0 : format.sign();
     } else {
       const double unit = static_cast<double>(random() >> 11) * 0x1p-53;
       code = encode(format, static_cast<float>((unit - 0.5) * 4));
@@ -242,8 +249,8 @@ std::uint32_t encode(const Format& format, float value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   const int top = (1 << format.exponent) - 1;
   const std::uint32_t infinity = static_cast<std::uint32_t>(top) << format.mantissa;
-  // Without infinity everything beyond the largest finite code is the code after it: NaN.
-  const std::uint32_t beyond = format.has_infinity ? infinity : format.sign() - 1;
+  // Without infinity everything beyond the largest finite code becomes that one.
+  const std::uint32_t beyond = format.has_infinity ? infinity : format.sign() - 2;
   if (std::isinf(magnitude)) return sign | beyond;
   if (magnitude == 0) return sign;
   // Round in units of the last place at this magnitude.

@@ -38,7 +38,7 @@ bool has_meaning(DataType type, ReduceOp op);
 Buffer reduce(const Reduction& reduction, std::span<const Buffer> sources);
 
 // `count` elements: everyday values, random bits, and the corners of the type (NaN, infinities,
-// subnormals, zeros of both signs, extremes).
+// subnormals, zeros of both signs, extremes), and values whose sums overflow.
 Buffer random_elements(DataType type, std::size_t count, std::mt19937_64& random);
 
 }  // namespace convoy::coll::reference
