@@ -35,6 +35,13 @@ class DocsTest(unittest.TestCase):
         explained = re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)
         self.assertEqual(sorted(listed.replace("\\", "").split()), sorted(explained))
 
+    def test_tests_that_are_named_exist(self):
+        defined = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
+        tests = {".".join(names) for file in (ROOT / "tests").rglob("*.cpp") for names in defined.findall(file.read_text())}
+        named = set(re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", (ROOT / "docs" / "reliability.md").read_text()))
+        self.assertGreater(len(named), 50)
+        self.assertEqual(sorted(named - tests), [])
+
 
 if __name__ == "__main__":
     unittest.main()
