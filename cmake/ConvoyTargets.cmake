@@ -53,6 +53,10 @@ endfunction()
 function(convoy_use_pch target name)
   if(CONVOY_PCH)
     target_precompile_headers(${target} REUSE_FROM ${name})
+    # What the package of GTest defines, the precompiled header was made with.
+    if(name STREQUAL "convoy_torch_pch" AND convoy_test_headers)
+      target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)
+    endif()
   endif()
 endfunction()
 
