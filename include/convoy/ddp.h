@@ -84,6 +84,9 @@ class DdpModule {
   virtual bool is_training() const = 0;
   // In the same order on all ranks; a shared one under each of its names.
   virtual NamedTensors parameters() const = 0;
+  // True if parameters() would give these tensors, in this order. Asked in each forward: the given
+  // one compares with parameters(), others may know a faster way.
+  virtual bool holds(const NamedTensors& known) const;
   // Asked for each time: a module may replace its buffers.
   virtual NamedTensors buffers() const = 0;
   // Parameters whose gradients are sparse.
@@ -138,6 +141,9 @@ class DdpCore {
   ReducerOptions reducer_options() const;
   void make_parameter_groups();
   NamedTensors buffers() const;
+  void check_parameters(const char* where);
+  void enter();
+  void leave();
   void run_buffer_sync();
   void sync_buffers_from(int root);
   std::shared_ptr<JoinContext> join() const;
@@ -147,6 +153,8 @@ class DdpCore {
   std::shared_ptr<DdpModule> module_;
   ProcessGroup group_;
   DdpOptions options_;
+  NamedTensors wrapped_;  // the module's parameters, of all groups
+  NamedTensors last_;     // the same as of the last forward
   std::unique_ptr<Reducer> reducer_;
   std::vector<std::unique_ptr<Reducer>> others_;  // of parameter_groups
   BufferHook buffer_hook_;
@@ -156,6 +164,7 @@ class DdpCore {
   // Shared with the reducer's watch.
   std::shared_ptr<LowPrecisionCopies> copies_;
   bool lowered_here_ = false;  // by this forward
+  int forwards_ = 0;           // that run
 };
 
 // A model's part of a Join that somebody else conducts, such as torch.distributed.algorithms.Join:
@@ -217,8 +226,9 @@ class CastArgument {
 // Net is a module holder or a shared_ptr to a module. All ranks make it and run it in the same way;
 // what differs is an error with names on every rank, and so is a backward that fails on one. A call
 // is collective where buffers are synchronised: with gradients on, in training mode. `model->` is
-// the module itself, whose calls train this rank alone. docs/ddp.md has the rules, and what changes
-// for those who come from Python.
+// the module itself, whose calls train this rank alone. A module that has got other parameters
+// since it was wrapped is an error in the next forward: wrap it again. docs/ddp.md has the rules,
+// and what changes for those who come from Python.
 template <class Module>
 class DistributedDataParallel : public Joinable {
  public:

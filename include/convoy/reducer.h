@@ -27,6 +27,7 @@ class GradReduce {
   static const GradReduce kSum;
   // Sum of samples * gradient over sum of samples: the gradient of the mean over all samples, if
   // each rank's loss is the mean over its own. Set it before each backward: Reducer::set_reduce().
+  // 0 samples add nothing; none on all ranks is kInvalidArgument in that backward.
   static constexpr GradReduce weighted(double samples) { return {Kind::kWeighted, samples}; }
 
   enum class Kind : std::uint8_t { kMean, kSum, kWeighted };

@@ -24,7 +24,9 @@ class NormGroup;  // opaque
 // Parameters, buffers and their names are those of torch::nn::BatchNorm: checkpoints fit both. In
 // training each forward is one small collective, and each backward another: all ranks run them in
 // the same order. Batches may have different sizes, also none. In eval mode nothing is
-// communicated. Without a group it is an ordinary batch normalisation.
+// communicated. Without a group it is an ordinary batch normalisation. Where the model's gradients
+// are weighted (GradReduce::weighted), its backward weighs ranks in the same way: set the weights
+// before backward. A rank with inputs and weight 0 is kInvalidArgument.
 namespace convoy::nn {
 
 template <std::size_t D, class Derived>

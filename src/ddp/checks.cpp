@@ -79,6 +79,11 @@ bool is_finite(const at::Tensor& values) {
   return at::isfinite(plain).all().item<bool>();
 }
 
+bool is_zero(const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  return !real_values(values).any().item<bool>();
+}
+
 std::string describe_nonfinite(const at::Tensor& values) {
   const at::NoGradGuard no_grad;
   const at::Tensor plain = real_values(values).reshape({-1});

@@ -17,6 +17,8 @@ DebugLevel debug_level();
 
 // True if all values are finite. Reads them once.
 bool is_finite(const at::Tensor& values);
+// True if all values are zero. Reads them once.
+bool is_zero(const at::Tensor& values);
 // "3 of 40 values are not finite, the first is nan at 7".
 std::string describe_nonfinite(const at::Tensor& values);
 

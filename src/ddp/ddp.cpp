@@ -48,6 +48,7 @@ DdpCore::DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const Dd
                              [copies = copies_] { return copies->originals(); });
   }
   make_parameter_groups();
+  last_ = wrapped_ = module_->parameters();
 }
 
 // What is wrong with the types; empty: nothing.
@@ -116,10 +117,12 @@ std::optional<at::ScalarType> DdpCore::input_type() const {
 }
 
 void DdpCore::before_forward() {
+  enter();
   // Without a backward to come, after_forward() puts the parameters back.
   lowered_here_ = copies_ && copies_->lower();
   if (!at::GradMode::is_enabled()) return;
   try {
+    check_parameters("forward");
     reducer_->before_forward();
     for (const auto& other : others_) other->before_forward();
     ReducerAccess::impl(*reducer_)->timeline().forward_begins();
@@ -133,6 +136,7 @@ void DdpCore::before_forward() {
 }
 
 void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
+  leave();
   if (!at::GradMode::is_enabled()) {
     if (lowered_here_) copies_->restore();
     return;
@@ -144,6 +148,7 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   const auto forward =
       module_->is_training() ? Reducer::Forward::kInStep : Reducer::Forward::kAside;
   try {
+    check_parameters("forward");  // it may have made some
     ReducerAccess::impl(*reducer_)->timeline().forward_ends();
     if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
     tensors = reducer_->prepare_for_backward(tensors, forward);
@@ -155,7 +160,20 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
 }
 
+// SyncBatchNorms weigh gradients as the model does in whose forward they are called.
+void DdpCore::enter() {
+  enter_forward(ReducerAccess::impl(*reducer_)->norm_weight());
+  ++forwards_;
+}
+
+void DdpCore::leave() {
+  if (forwards_ == 0) return;
+  --forwards_;
+  leave_forward();
+}
+
 void DdpCore::forward_failed() {
+  leave();
   if (lowered_here_) copies_->restore();
 }
 
@@ -191,7 +209,24 @@ void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
   options_.buffer_sync = when;
 }
 
+// Parameters that no reducer knows would be trained by this rank alone. (Some that are not there
+// any more do no harm. Tensor parallel modules of torch's hide theirs.)
+void DdpCore::check_parameters(const char* where) {
+  if (module_->holds(last_)) return;
+  NamedTensors now = module_->parameters();
+  const std::string changes = describe_changes(wrapped_, now, options_.ignore);
+  if (!changes.empty()) {
+    fail(ErrorKind::kInvalidArgument, "DistributedDataParallel, ", where, ", group \"",
+         group_.name(), "\", rank ", group_.rank(), " of ", group_.size(),
+         ": the parameters of the module have changed since it was wrapped (", changes,
+         "), and would not be synchronised; wrap the module again, on all ranks, and make a new ",
+         "optimizer for its parameters");
+  }
+  last_ = std::move(now);  // some of the same ones, or elsewhere
+}
+
 void DdpCore::sync_gradients() {
+  check_parameters("sync_gradients");
   reducer_->sync_gradients();
   for (const auto& other : others_) other->sync_gradients();
 }
@@ -202,6 +237,7 @@ void DdpCore::update_process_group(ProcessGroup group) {
          "change its group: theirs would stay");
   }
   if (join()) fail(ErrorKind::kInvalidArgument, "update_process_group: inside of a Join");
+  check_parameters("update_process_group");
   if (copies_) copies_->restore();
   const int root = reducer_->update_process_group(std::move(group));
   group_ = reducer_->group();

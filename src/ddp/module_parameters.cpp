@@ -29,6 +29,25 @@ void add_statistics(const Module& part, std::vector<at::Tensor>& found) {
   }
 }
 
+// Reaches the parameters of modules without copying their names.
+class ParameterWalk : private Module {
+ public:
+  // True if those of `part`, and of the modules in it, come next.
+  static bool matches(const Module& part, NamedTensors::const_iterator& next,
+                      const NamedTensors::const_iterator& end) {
+    constexpr auto kParameters = &ParameterWalk::parameters_;
+    for (const auto& item : part.*kParameters) {
+      if (!item.value().defined()) continue;
+      if (next == end || !next->second.is_same(item.value())) return false;
+      ++next;
+    }
+    for (const auto& child : part.children()) {
+      if (!matches(*child, next, end)) return false;
+    }
+    return true;
+  }
+};
+
 class NnModule final : public DdpModule {
  public:
   explicit NnModule(std::shared_ptr<Module> module) : module_(std::move(module)) {}
@@ -36,6 +55,10 @@ class NnModule final : public DdpModule {
   std::string name() const override { return module_->name(); }
   bool is_training() const override { return module_->is_training(); }
   NamedTensors parameters() const override { return list_of(module_->named_parameters()); }
+  bool holds(const NamedTensors& known) const override {
+    auto next = known.begin();
+    return ParameterWalk::matches(*module_, next, known.end()) && next == known.end();
+  }
   NamedTensors buffers() const override { return list_of(module_->named_buffers()); }
 
   // Tables whose gradients have only the rows that were looked up.
@@ -94,6 +117,53 @@ std::unordered_set<const void*> identities_of(const std::vector<at::Tensor>& ten
 }
 
 }  // namespace
+
+bool DdpModule::holds(const NamedTensors& known) const {
+  const NamedTensors now = parameters();
+  return std::equal(now.begin(), now.end(), known.begin(), known.end(),
+                    [](const auto& a, const auto& b) { return a.second.is_same(b.second); });
+}
+
+std::string describe_changes(const NamedTensors& before, const NamedTensors& now,
+                             const std::vector<std::string>& ignore) {
+  const auto identities = [&](const NamedTensors& list) {
+    std::unordered_set<const void*> found;
+    for (const auto& [name, tensor] : list) found.insert(tensor.unsafeGetTensorImpl());
+    return found;
+  };
+  const auto names_of_others = [&](const NamedTensors& list,
+                                   const std::unordered_set<const void*>& known) {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : list) {
+      const bool is_known = known.contains(tensor.unsafeGetTensorImpl());
+      if (!is_known && !contains(ignore, name)) names.push_back(name);
+    }
+    return names;
+  };
+  const auto gone = names_of_others(before, identities(now));
+  std::vector<std::string> added, replaced, removed;
+  for (const std::string& name : names_of_others(now, identities(before))) {
+    (contains(gone, name) ? replaced : added).push_back(name);
+  }
+  for (const std::string& name : gone) {
+    if (!contains(replaced, name)) removed.push_back(name);
+  }
+  std::string text;
+  const auto tell = [&](const char* what, const std::vector<std::string>& names) {
+    constexpr std::size_t kMost = 8;
+    if (names.empty()) return;
+    text += concat(text.empty() ? "" : "; ", what);
+    for (std::size_t i = 0; i < std::min(kMost, names.size()); ++i) {
+      text += concat(i == 0 ? " " : ", ", names[i]);
+    }
+    if (names.size() > kMost) text += concat(" and ", names.size() - kMost, " more");
+  };
+  if (added.empty() && replaced.empty()) return {};
+  tell("added", added);
+  tell("replaced", replaced);
+  tell("removed", removed);
+  return text;
+}
 
 std::shared_ptr<DdpModule> view_of(std::shared_ptr<Module> module) {
   if (!module) return nullptr;

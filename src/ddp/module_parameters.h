@@ -22,6 +22,11 @@ struct ModuleParameters {
 ModuleParameters find_parameters(const DdpModule& module, const DdpOptions& options,
                                  const ParameterGroup* of = nullptr);
 
+// "added head.weight; replaced fc.weight, fc.bias"; empty if all tensors that are there now were
+// before, in whatever order and under whatever names. Names in `ignore` do not count.
+std::string describe_changes(const NamedTensors& before, const NamedTensors& now,
+                             const std::vector<std::string>& ignore);
+
 // A module of torch::nn.
 std::shared_ptr<DdpModule> view_of(std::shared_ptr<torch::nn::Module> module);
 

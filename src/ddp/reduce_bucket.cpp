@@ -8,12 +8,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <numeric>
 #include <string_view>
 
 #include "base/error.h"
-#include "base/guarded.h"
 #include "convoy/hooks.h"
 
 namespace convoy {
@@ -52,7 +50,13 @@ HookResult reduce_bucket(const ProcessGroup& group, const at::Tensor& buffer,
       if (averages(group)) return {group.all_reduce_async(flat, {.op = ReduceOp::kAvg}), buffer};
       flat.div_(group.size());
       break;
-    case GradReduce::Kind::kWeighted: flat.mul_(weight); break;
+    case GradReduce::Kind::kWeighted:
+      if (weight == 0) {
+        flat.zero_();  // the mean of no samples is NaN, and so is zero times that
+      } else {
+        flat.mul_(weight);
+      }
+      break;
     case GradReduce::Kind::kSum: break;
   }
   return {group.all_reduce_async(flat), buffer};
@@ -62,7 +66,9 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
                             const GradReduce& reduce, double weight) {
   switch (reduce.kind()) {
     case GradReduce::Kind::kMean: gradient = gradient / group.size(); break;
-    case GradReduce::Kind::kWeighted: gradient = gradient * weight; break;
+    case GradReduce::Kind::kWeighted:
+      gradient = weight == 0 ? at::zeros_like(gradient) : gradient * weight;
+      break;
     case GradReduce::Kind::kSum: gradient = gradient.clone(); break;
   }
   group.all_reduce(gradient);
@@ -73,30 +79,6 @@ ProcessGroup own_group(const ProcessGroup& group, const std::string& purpose) {
   std::vector<int> all(static_cast<std::size_t>(group.size()));
   std::iota(all.begin(), all.end(), 0);
   return group.split(all, {.name = group.name() + "/" + purpose}).value();
-}
-
-namespace {
-
-// Those alive, by backend.
-Guarded<std::multimap<const void*, std::weak_ptr<const void>>> reducers;
-
-}  // namespace
-
-std::shared_ptr<const void> enlist_reducer(const ProcessGroup& group) {
-  auto self = std::make_shared<const int>();
-  auto all = reducers.lock();
-  std::erase_if(*all, [](const auto& one) { return one.second.expired(); });
-  all->emplace(group.backend().get(), self);
-  return self;
-}
-
-bool has_other_reducers(const ProcessGroup& group, const std::shared_ptr<const void>& self) {
-  auto all = reducers.lock();
-  const auto [begin, end] = all->equal_range(group.backend().get());
-  return std::any_of(begin, end, [&](const auto& one) {
-    const auto other = one.second.lock();
-    return other && other != self;
-  });
 }
 
 bool launches_late(const ProcessGroup& group, Launch wish) {

@@ -30,11 +30,6 @@ void reduce_sparse_gradient(const ProcessGroup& group, at::Tensor& gradient,
 // Collective.
 ProcessGroup own_group(const ProcessGroup& group, const std::string& purpose = "hook");
 
-// A reducer of this group lives as long as what this returns.
-std::shared_ptr<const void> enlist_reducer(const ProcessGroup& group);
-// True if there is another one.
-bool has_other_reducers(const ProcessGroup& group, const std::shared_ptr<const void>& self);
-
 // True if buckets had better travel at the end of backward. Overlap needs a core that computes
 // nothing: with none, the thread that reduces takes its time from the one that computes, and ranks
 // wait for each other at every bucket instead of once. CONVOY_DDP_LAUNCH=early or late

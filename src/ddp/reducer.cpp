@@ -71,6 +71,14 @@ void Reducer::Impl::take_hooks_off() {
 
 // --- forward ---
 
+void Reducer::Impl::check_process(const char* operation) const {
+  if (home_.is_here()) return;
+  fail(ErrorKind::kUnsupported, operation,
+       ": this process is a forked child of the rank whose gradients these are, and its backward "
+       "would change the rank's; run the model without gradients there (NoGradGuard, "
+       "torch.no_grad()), or train in the rank itself");
+}
+
 void Reducer::Impl::before_forward() {
   if (!open_ || in_backward_) return;
   complete(Outcome::kIncomplete,
@@ -81,6 +89,7 @@ void Reducer::Impl::before_forward() {
 
 std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs, Forward forward) {
   if (!at::GradMode::is_enabled()) return outputs.vec();
+  check_process("forward");
   before_forward();
   hook_up();
   ++last_forward_;
@@ -137,6 +146,7 @@ bool Reducer::Impl::enter(Sink* sink) {
     armed_ |= at::GradMode::is_enabled();
     return false;
   }
+  check_process("backward");
   if (!in_backward_) {
     const auto self = shared_from_this();
     at_end_of_backward([self] { self->end(); },
@@ -161,37 +171,71 @@ bool Reducer::Impl::enter(Sink* sink) {
   return true;
 }
 
-// Before a backward adds to gradients that are sums over ranks: these must not be summed again.
+// True if reducing a gradient that is reduced already changes it. A mean of equal values, weighted
+// or not, is that value; but ranks without inputs, in a Join, do not have it. (Where an optimizer
+// takes gradients from the buckets, these must be all of it.)
+bool Reducer::Impl::sums_once() const {
+  if (size_ == 1) return false;
+  if (options_.reduce.kind() == GradReduce::Kind::kSum) return true;
+  return join_ && consumers_.empty() && ports_.empty();
+}
+
+// Before a backward adds to gradients that are reduced: these must not be reduced again. Whoever
+// zeroes or drops a gradient means all of it, also what was set aside.
 void Reducer::Impl::set_sums_aside() {
-  if (options_.reduce.kind() != GradReduce::Kind::kSum || size_ == 1) return;
+  const bool wanted = sums_once();
   const at::NoGradGuard no_grad;
+  if (norm_weight_->used && std::none_of(tensors_.begin(), tensors_.end(), [](const auto& tensor) {
+        return tensor.grad().defined() && !is_zero(tensor.grad());
+      })) {
+    norm_weight_->forget();
+  }
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     at::Tensor& gradient = tensors_[i].mutable_grad();
-    if (!gradient.defined()) parameter.summed.reset();  // the user has dropped it
-    if (!std::exchange(parameter.reduced, false) || !gradient.defined()) continue;
+    const auto is_gone = [&] { return !gradient.defined() || is_zero(gradient); };
+    if (parameter.summed.defined() && !parameter.is_untouched(gradient) && is_gone()) {
+      parameter.summed.reset();
+    }
+    parameter.mixed = parameter.mixed && !is_gone();
+    if (!wanted || parameter.mixed || !parameter.reduced) continue;
+    parameter.reduced = false;
+    if (!parameter.is_seen(gradient)) continue;  // the user's own
     parameter.summed = gradient.detach().clone();
     if (gradient.requires_grad()) {  // may be part of a loss
       gradient = at::zeros_like(parameter.summed);
     } else {
       gradient.zero_();
     }
+    parameter.note(gradient);
+  }
+}
+
+// After an addition of which we did not know before. One change since is nothing but this addition.
+void Reducer::Impl::look_for_mixing(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  const at::Tensor& gradient = tensors_[index].grad();
+  if (in_backward_ || !gradient.defined()) return;
+  const bool changed_once =
+      parameter.is_seen(gradient) && gradient._version() == parameter.seen_version + 1;
+  if (parameter.reduced && sums_once()) parameter.mixed |= changed_once;
+  if (!parameter.summed.defined() || changed_once || at::GradMode::is_enabled()) return;
+  if (parameter.is_seen(gradient)) {
+    parameter.mixed = true;  // zeroed before, or scaled: that is not to be seen any more
+  } else {
+    parameter.summed.reset();  // dropped before
   }
 }
 
 void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   Parameter& parameter = parameters_[index];
+  if (defined) look_for_mixing(index);
   // A parameter that the loss uses directly may come before the outputs do.
   if (!in_backward_ && (armed_ || comes_by_a_sink())) enter(nullptr);
   if (defined) {
-    const at::Tensor& gradient = tensors_[index].grad();
-    // One change since: nothing but this addition.
-    if (parameter.reduced && options_.reduce.kind() == GradReduce::Kind::kSum && size_ > 1 &&
-        gradient.defined() && gradient._version() == parameter.reduced_version + 1) {
-      mixed_ = parameter.name;
-    }
     parameter.used = true;
     parameter.reduced = false;
+    if (parameter.summed.defined()) parameter.note(tensors_[index].grad());
   }
   if (!in_backward_ || !syncing_) return;
   ++parameter.fired;
@@ -261,13 +305,19 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
   return concat("no gradient came for ", names_of(indices), ": the loss does not depend on ",
                 indices.size() == 1 ? "it" : "them",
                 ". If that is meant, set find_unused_parameters (or static_graph, if it is the "
-                "same in every step)");
+                "same in every step); if the model has other parameters by now, make the reducer "
+                "again, of those");
 }
 
 void Reducer::Impl::leave() {
   in_backward_ = false;
   if (births_) births_->leave();
-  if (ends_) ends_(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
+  if (!ends_) return;
+  ends_(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {  // it may have cast gradients
+    const at::Tensor& gradient = tensors_[i].grad();
+    if (parameters_[i].summed.defined() && gradient.defined()) parameters_[i].note(gradient);
+  }
 }
 
 void Reducer::Impl::end() {
@@ -326,7 +376,10 @@ std::vector<at::Tensor> Reducer::prepare_for_backward(at::TensorList outputs, Fo
 }
 void Reducer::before_forward() { impl_->before_forward(); }
 bool Reducer::is_paused() const { return impl_->is_paused(); }
-void Reducer::sync_gradients() { impl_->sync_gradients(); }
+void Reducer::sync_gradients() {
+  impl_->check_process("sync_gradients");
+  impl_->sync_gradients();
+}
 void Reducer::register_comm_hook(CommHook hook) { impl_->register_comm_hook(std::move(hook)); }
 void Reducer::register_consumer(GradConsumer consumer) {
   impl_->register_consumer(std::move(consumer));

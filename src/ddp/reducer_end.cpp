@@ -197,7 +197,8 @@ void Reducer::Impl::close(Outcome outcome) {
       parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
     }
     const at::Tensor& gradient = tensors_[i].grad();
-    if (parameter.summed.defined()) {
+    const bool was_summed = parameter.summed.defined();
+    if (was_summed) {
       tensors_[i].mutable_grad() =
           gradient.defined() ? gradient.add_(parameter.summed) : std::move(parameter.summed);
       parameter.summed.reset();
@@ -205,12 +206,17 @@ void Reducer::Impl::close(Outcome outcome) {
     const bool left_local = std::exchange(parameter.left_local, false);
     const bool deferred =
         left_local || (parameter.bucket != kNone && bucket_of(parameter).deferred);
-    if (good && verdict_.used()[i] && tensors_[i].grad().defined() && !deferred) {
+    // What nobody has used is what it was: reduced, or not.
+    const bool holds_all = verdict_.used()[i] || was_summed;
+    if (good && holds_all && gradient.defined() && !deferred) {
       parameter.reduced = true;
-      parameter.reduced_tensor = tensors_[i].grad().unsafeGetTensorImpl();
-      parameter.reduced_version = tensors_[i].grad()._version();
+      parameter.note(gradient);
     } else if (!good) {
       parameter.reduced = false;
+    } else if (parameter.reduced && gradient.defined()) {
+      const bool touched = parameter.touched;
+      parameter.note(gradient);  // may be another tensor since it lies in a bucket
+      if (touched) parameter.seen_version = -1;
     }
     parameter.used = left_local;
     parameter.fired = 0;
@@ -229,6 +235,7 @@ void Reducer::Impl::close(Outcome outcome) {
     bucket.fresh = false;
   }
   for (const auto& port : ports_) port->closed();
+  norm_weight_->forget();
   learnt_ |= good && !shadowing_;
   armed_ = false;
   forwards_.clear();
@@ -260,9 +267,7 @@ void Reducer::Impl::sync_gradients() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {  // also what the user has set
     Parameter& parameter = parameters_[i];
     const at::Tensor& gradient = tensors_[i].grad();
-    const bool as_we_left_it = parameter.reduced && gradient.defined() &&
-                               gradient.unsafeGetTensorImpl() == parameter.reduced_tensor &&
-                               gradient._version() == parameter.reduced_version;
+    const bool as_we_left_it = parameter.reduced && parameter.is_untouched(gradient);
     parameter.used |= parameter.active && gradient.defined() && !as_we_left_it;
   }
   complete(Outcome::kGood, {});

@@ -14,15 +14,21 @@
 #include "ddp/bucket.h"
 #include "ddp/checks.h"
 #include "ddp/graph.h"
+#include "ddp/norm_weight.h"
 #include "ddp/shard_port.h"
 #include "ddp/timeline.h"
 #include "ddp/verdict.h"
+#include "os/fork_guard.h"
 #include "tensor/births.h"
 
 namespace convoy {
 
 // kInvalidArgument for a number of samples that is none.
 void check_weight(const GradReduce& reduce);
+// What a rank counts: 1, if gradients are not weighted.
+inline double samples_of(const GradReduce& reduce) {
+  return reduce.kind() == GradReduce::Kind::kWeighted ? reduce.samples() : 1;
+}
 
 // Words: a *backward* is one call of autograd's backward that comes by a sink of this reducer. A
 // *round* is one reduction of all gradients: a backward, or several that complete each other. All
@@ -45,6 +51,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void hook_up();
   void take_hooks_off();
 
+  // kUnsupported in a forked child, where gradients lie in memory that is the rank's, too.
+  void check_process(const char* operation) const;
   // A round that was left open for an output that never came is an error now.
   void before_forward();
   std::vector<at::Tensor> after_forward(at::TensorList outputs, Forward forward);
@@ -111,10 +119,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   const ProcessGroup& group() const { return group_; }
   const ReducerOptions& options() const { return options_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::shared_ptr<NormWeight>& norm_weight() const { return norm_weight_; }
   const std::vector<bool>& used() const { return verdict_.used(); }
   const ReducerStats& stats() const { return stats_; }
 
  private:
+  const HomeProcess home_;
   using Clock = std::chrono::steady_clock;
 
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
@@ -129,18 +139,23 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::uintptr_t hook = 0;
     std::size_t bucket = kNone, slot = 0;
 
-    bool used = false;  // a gradient of this rank's was added since the last round
-    bool reduced =
-        false;  // the gradient is what the last round left: this tensor, changed so often
-    const void* reduced_tensor = nullptr;
-    std::int64_t reduced_version = 0;
-    at::Tensor summed;        // taken out of the gradient, so that it is not summed again
+    bool used = false;     // a gradient of this rank's was added since the last round
+    bool reduced = false;  // the gradient is what the last round left
+    bool mixed = false;    // it was, when a backward that we cannot tell apart added to it
+    at::Tensor summed;     // taken out of the gradient, so that it is not summed again
+    // The gradient when it was reduced, or, while `summed` is there, after the last addition:
+    // another tensor, or another version, is the user's doing. It is held, so that no other tensor
+    // comes to lie where it was.
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> seen{
+        at::Tensor().getIntrusivePtr()};
+    std::int64_t seen_version = 0;
     int expected = 1;         // how often its hook ran in the last round
     bool left_local = false;  // this rank's own, though its bucket is not deferred any more
     bool learnt_unused = false;
     bool hidden = false;  // came although no output had reached it: behind a nested backward
 
     // In a round:
+    bool touched = false;  // the user has changed the reduced gradient in place
     int fired = 0;
     std::size_t arrival = 0;  // place among all gradients that came
     bool ready = false;       // in its slot
@@ -149,6 +164,17 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     at::Tensor graph;    // the gradient with its history, under create_graph
     at::Tensor rows;     // sparse metadata: of all ranks' gradients, sorted
     bool stays = false;  // is reduced where it was made: its slot is not used
+
+    bool is_seen(const at::Tensor& gradient) const {
+      return gradient.defined() && seen._unsafe_get_target() == gradient.unsafeGetTensorImpl();
+    }
+    bool is_untouched(const at::Tensor& gradient) const {
+      return is_seen(gradient) && gradient._version() == seen_version;
+    }
+    void note(const at::Tensor& gradient) {
+      seen = gradient.getIntrusivePtr();
+      seen_version = gradient._version();
+    }
   };
 
   // --- what it is made of: reducer_make.cpp ---
@@ -159,7 +185,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void take_off(Parameter& parameter);
   c10::intrusive_ptr<Sink> make_sink(std::uint64_t forward);
   bool enter(Sink* sink);
+  bool sums_once() const;
   void set_sums_aside();
+  void look_for_mixing(std::size_t index);
   void on_gradient(std::size_t index, bool defined);
   void leave();
   void end();
@@ -173,6 +201,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // --- a round: reducer_round.cpp, and its end: reducer_end.cpp ---
   void open(const Sink* sink);
   void begin();
+  void share_samples();
+  void check_norms(const std::vector<double>& changes);
   void presume_unused(const Sink* sink);
   void make_ready(std::size_t index);
   void copy_in(std::size_t index);
@@ -244,7 +274,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> order_;  // all parameters as they arrive; empty before the first round
   Verdict verdict_;
-  const std::shared_ptr<const void> enlisted_;
+  const std::shared_ptr<NormWeight> norm_weight_;
   std::uint64_t serial_ = 0;  // the same on all ranks, another for each reducer
   CommHook hook_;
   std::vector<GradConsumer> consumers_;
@@ -255,7 +285,6 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::unique_ptr<SharedBirths> births_;  // none: gradients are not born in shared memory
   ProcessGroup hook_group_;               // none: to be made by the next round
   std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
-  std::string mixed_;  // a parameter whose summed gradient was added to behind our back
 
   int paused_ = 0;
   bool in_backward_ = false;

@@ -43,7 +43,7 @@ void Reducer::Impl::shadow_round(const JoinStep& step) {
   join_step_ = step;
   entered_ = last_gradient_ = Clock::now();
   // What is left of the last round is not added to: it need not be set aside.
-  for (Parameter& parameter : parameters_) parameter.reduced = false;
+  for (Parameter& parameter : parameters_) parameter.reduced = parameter.mixed = false;
   hook_up();
   try {
     open(nullptr);

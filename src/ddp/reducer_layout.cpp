@@ -231,6 +231,7 @@ void Reducer::Impl::set_reduce(GradReduce reduce) {
     fail(ErrorKind::kInvalidArgument, "set_reduce: there is a comm hook, which decides that");
   }
   options_.reduce = reduce;
+  norm_weight_->samples = samples_of(reduce);
 }
 
 }  // namespace convoy

@@ -20,7 +20,7 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       options_(std::move(options)),
       size_(group_.size()),
       verdict_(group_, tensors_.size()),
-      enlisted_(enlist_reducer(group_)),
+      norm_weight_(enlist_reducer(group_)),
       alone_(size_ == 1) {
   std::string error;  // of this rank, which the others hear too
   try {
@@ -48,6 +48,7 @@ void Reducer::Impl::check() {
   require(options_.names.empty() || options_.names.size() == count, options_.names.size(),
           " names for ", count, " parameters");
   check_weight(options_.reduce);
+  norm_weight_->samples = samples_of(options_.reduce);
   parameters_.resize(count);
   std::set<const void*> seen;
   bool trains = false;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "convoy/hooks.h"
@@ -51,6 +52,12 @@ void Reducer::Impl::open(const Sink* sink) {
   stats_.copy_time = stats_.search_time = {};
   timeline_.open(entered_);
   set_sums_aside();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    const at::Tensor& gradient = tensors_[i].grad();
+    parameter.reduced = parameter.reduced && parameter.is_seen(gradient);
+    parameter.touched = parameter.reduced && !parameter.is_untouched(gradient);
+  }
   look_at_parameters();
   for (Parameter& parameter : parameters_) {
     parameter.fired = 0;
@@ -69,7 +76,7 @@ void Reducer::Impl::open(const Sink* sink) {
   if (alone_) return;
   // Two models in one backward: which one's buckets are complete first may differ between ranks.
   const bool defers = join_ && join_->defers();
-  late_now_ = launches_late_ || defers || has_other_reducers(group_, enlisted_);
+  late_now_ = launches_late_ || defers || has_other_reducers(group_, norm_weight_);
   presume_unused(sink);
   if (!defers) {
     announce();
@@ -79,9 +86,10 @@ void Reducer::Impl::open(const Sink* sink) {
       rethrow_with(head());
     }
   }
-  if (!mixed_.empty()) {
+  for (Parameter& parameter : parameters_) {
+    if (!std::exchange(parameter.mixed, false)) continue;
     trouble(Outcome::kFailed,
-            concat("the gradient of ", std::exchange(mixed_, {}),
+            concat("the gradient of ", parameter.name,
                    " was a sum over ranks already when a backward outside of this reducer, or ",
                    "directly on the parameter, added to it: zero the gradients before"));
   }
@@ -105,16 +113,55 @@ void Reducer::Impl::presume_unused(const Sink* sink) {
   }
 }
 
+// The ranks' weights; and whether SyncBatchNorms have weighed with the same ones.
+void Reducer::Impl::share_samples() {
+  if (options_.reduce.kind() != GradReduce::Kind::kWeighted) {
+    return check_norms({1 / norm_weight_->used.value_or(1), 1});
+  }
+  // A rank that has no inputs any more may have gradients that were not reduced.
+  const bool adds = !shadowing_ || std::any_of(parameters_.begin(), parameters_.end(),
+                                               [](const Parameter& p) { return p.used; });
+  const double samples = adds ? options_.reduce.samples() : 0;
+  // By how much it has changed since; less than 0: nothing was weighed, or with nothing.
+  const auto used = norm_weight_->used;
+  const bool counts = adds && used && (*used > 0 || samples > 0);
+  const at::Tensor mine = at::empty({2}, at::kDouble);
+  mine[0] = samples;
+  mine[1] = counts ? samples / *used : -1;
+  const at::Tensor all = group_.all_gather(mine);
+  const auto* const table = all.const_data_ptr<double>();
+  double total = 0;
+  std::vector<double> changes;
+  for (int r = 0; r < size_; ++r) {
+    total += table[2 * r];
+    if (table[2 * r + 1] >= 0) changes.push_back(table[2 * r + 1]);
+  }
+  weight_ = total > 0 ? samples / total : 0;
+  if (total == 0) {
+    trouble(Outcome::kRefused,
+            "gradients are weighted by samples, and no rank has any: leave this step out, or "
+            "set_reduce(GradReduce::weighted(samples)) with what ranks have");
+  }
+  check_norms(changes);
+}
+
+// A SyncBatchNorm weighs when its backward runs: weights that are others when the gradients are
+// reduced come too late. Only their proportions count.
+void Reducer::Impl::check_norms(const std::vector<double>& changes) {
+  const bool same = std::all_of(changes.begin(), changes.end(), [&](double change) {
+    return std::abs(change - changes.front()) <= 1e-9 * std::abs(change);
+  });
+  if (same && !norm_weight_->differs) return;
+  trouble(Outcome::kRefused,
+          "backwards that are reduced together went through a SyncBatchNorm with other weights of "
+          "the ranks than these: call set_reduce before the first of them, and not again until "
+          "they are reduced");
+}
+
 void Reducer::Impl::begin() {
   begun_ = true;
   if (hook_ && !hook_group_) hook_group_ = own_group(group_);
-  if (options_.reduce.kind() == GradReduce::Kind::kWeighted) {
-    const double samples = shadowing_ ? 0 : options_.reduce.samples();
-    const at::Tensor sum = at::full({1}, samples, at::kDouble);
-    group_.all_reduce(sum);
-    const double total = sum.item<double>();
-    weight_ = total > 0 ? samples / total : 0;
-  }
+  share_samples();
   if (options_.skip_all_reduce_unused_params && !order_.empty()) {
     const at::Tensor map = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
     auto* const used = map.mutable_data_ptr<std::uint8_t>();

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "ddp/norm_group.h"
+#include "ddp/norm_weight.h"
 
 namespace convoy::nn {
 namespace {
@@ -64,8 +65,9 @@ Statistics statistics_of_all(NormGroup& group, const Tensor& input) {
 }
 
 struct Held final : torch::CustomClassHolder {
-  explicit Held(std::shared_ptr<NormGroup> g) : group(std::move(g)) {}
+  explicit Held(std::shared_ptr<NormGroup> g) : group(std::move(g)), weights(group->parent()) {}
   const std::shared_ptr<NormGroup> group;
+  const NormWeights weights;
 };
 
 struct Normalise : torch::autograd::Function<Normalise> {
@@ -88,6 +90,9 @@ struct Normalise : torch::autograd::Function<Normalise> {
 
   // With g the output's gradient, h = (input - mean) / s, s^2 = variance + eps, and sums over all
   // ranks: weight / s * (g - sum(g) / count - h * sum(g * h) / count).
+  // Where gradients are weighted by samples, those of rank r are multiplied by n(r) when they are
+  // reduced. What is to come out then has n(q) * g of each rank q in its sums: here, they are sums
+  // of n(q) / n(r) * g.
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) {
       fail(ErrorKind::kUnsupported, "SyncBatchNorm: its backward cannot be differentiated again ",
@@ -121,7 +126,23 @@ struct Normalise : torch::autograd::Function<Normalise> {
       return of.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     };
     const Tensor of_weight = part(of_product), of_bias = part(of_gradient);
-    static_cast<const Held&>(*ctx->saved_data["held"].toCapsule()).group->sum(sums);
+    const auto held = ctx->saved_data["held"].toCapsule();
+    NormGroup& group = *static_cast<const Held&>(*held).group;
+    const double samples = static_cast<const Held&>(*held).weights.use();
+    if (samples == 0) {
+      sums.zero_();  // also of what is NaN
+    } else if (samples != 1) {
+      sums.mul_(samples);
+    }
+    group.sum(sums);
+    if (samples == 0 && input.numel() > 0) {
+      fail(ErrorKind::kInvalidArgument, "SyncBatchNorm, backward, group \"", group.parent().name(),
+           "\", rank ", group.parent().rank(), " of ", group.parent().size(),
+           ": this rank has inputs but no samples, GradReduce::weighted(0): they are in the ",
+           "statistics of all ranks, and their gradients would be left out; give it an empty ",
+           "batch, or samples");
+    }
+    if (samples != 0 && samples != 1) sums.div_(samples);
 
     if (input.numel() == 0) {
       result = at::zeros_like(input);

@@ -17,6 +17,7 @@ enum class Outcome : std::uint8_t {
   kIncomplete,  // parameters without gradients
   kNotFinite,   // gradients that are no numbers
   kDiffers,     // ranks do not have the same model
+  kRefused,     // what was asked for makes no sense
   kDisturbed,   // an operation failed, as it does when another rank gives up
   kFailed,      // by itself
 };
