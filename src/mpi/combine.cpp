@@ -19,8 +19,12 @@ namespace {
 constexpr std::size_t kMostElements = std::size_t{1} << 30;
 // Up to here every rank combines everything: one exchange instead of two.
 constexpr std::size_t kSmallBytes = 4096;
+// Of what is combined in slices at a time.
+constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
 
-// target[k] = what becomes of a single source: scaled by the factor, or divided by the ranks.
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+// target[k] = what becomes of a single source: of a group of one.
 void scale(const coll::Reduction& reduction, const std::byte* source, std::byte* target,
            std::size_t count) {
   const std::byte* const sources[] = {source};
@@ -44,7 +48,7 @@ void MpiMedium::combine(const Running& running) {
     if (call.signature.op == OpKind::kAllReduce && call.bytes() <= kMostSwapped &&
         size_ <= kFewRanks) {
       exchange(running, buffers);
-    } else if (combines_in_pairs(call.signature.type)) {
+    } else if (combines_in_pairs(call.signature.type, call.signature.reduce)) {
       combine_in_pairs(running, buffers);
     } else {
       combine_slices(running, buffers);
@@ -72,25 +76,15 @@ void MpiMedium::exchange(const Running& running, const Buffers& buffers) {
                coll::StoreHint::kCached);
 }
 
-// MPI's own collectives, with its operation or ours.
+// MPI's own collectives, with our operation.
 void MpiMedium::combine_in_pairs(const Running& running, const Buffers& buffers) {
   const coll::Call& call = running.call;
   const auto& signature = call.signature;
   const MPI_Datatype type = datatype(signature.type);
   const MPI_Op op = operation(signature.type, signature.reduce);
   const std::size_t element = call.element();
-  std::byte* input = buffers.input;
-  bool in_place = buffers.in_place;
-  if (signature.reduce == ReduceOp::kPremulSum && call.input_bytes != 0) {
-    input = scratch(work_, call.input_bytes);
-    scale(call.reduction(size_), buffers.input, input, call.input_bytes / element);
-    in_place = false;
-  }
-  const auto average = [&](std::byte* output, std::size_t count) {
-    if (signature.reduce == ReduceOp::kAvg && count != 0) {
-      scale(call.reduction(size_), output, output, count);
-    }
-  };
+  const std::byte* const input = buffers.input;
+  const bool in_place = buffers.in_place;
   if (signature.op == OpKind::kAllReduce || signature.op == OpKind::kReduce) {
     const bool all = signature.op == OpKind::kAllReduce;
     const int root = signature.root;
@@ -109,7 +103,6 @@ void MpiMedium::combine_in_pairs(const Running& running, const Buffers& buffers)
                        : MPI_Reduce(from, output, count, type, op, root, data_.get());
           });
     }
-    if (all || rank_ == root) average(buffers.output, signature.count);
     return;
   }
   // Reduce-scatter. Where the output is the own part of the input MPI would want another place.
@@ -131,70 +124,109 @@ void MpiMedium::combine_in_pairs(const Running& running, const Buffers& buffers)
                                  request);
     });
   }
-  average(output, count);
   if (output != buffers.output) std::copy_n(output, call.output_bytes, buffers.output);
 }
 
-// Floats of 8 and 16 bits: all sources of an element come to one rank, are summed in f32 in the
-// order of ranks and rounded once, as in shared memory, to the same bits. MPI's own way would round
-// after every pair.
+// What depends on the order: all sources of an element come to one rank, and are combined there in
+// the order of ranks, as in shared memory, to the same bits. MPI's own order depends on the size of
+// the operation and on where ranks are, and floats of 8 and 16 bits would be rounded after every
+// pair.
 void MpiMedium::combine_slices(const Running& running, const Buffers& buffers) {
-  const coll::Call& call = running.call;
-  const auto& signature = call.signature;
-  const MPI_Datatype type = datatype(signature.type);
-  const std::size_t element = call.element();
-  const auto n = static_cast<std::size_t>(size_);
-  const auto me = static_cast<std::size_t>(rank_);
-  std::vector<const std::byte*> sources(n);
-  // What all ranks have for this one lies in `work_`, by rank.
-  const auto reduce = [&](std::size_t count, std::byte* target) {
-    for (std::size_t r = 0; r < n; ++r) sources[r] = work_->data() + r * count * element;
-    std::byte* const targets[] = {target};
-    coll::reduce(call.reduction(size_), sources, targets, count, coll::StoreHint::kCached);
-  };
-  const bool scatters =
-      signature.op == OpKind::kReduceScatter || signature.op == OpKind::kReduceScatterV;
-  const bool all = signature.op == OpKind::kAllReduce;
-  if (!scatters && signature.count * element <= kSmallBytes) {
-    const int count = static_cast<int>(signature.count);
-    std::byte* const work = scratch(work_, n * signature.count * element);
-    complete(running, [&](MPI_Request* request) {
-      return all ? MPI_Iallgather(buffers.input, count, type, work, count, type, data_.get(),
-                                  request)
-                 : MPI_Igather(buffers.input, count, type, work, count, type, signature.root,
-                               data_.get(), request);
-    });
-    if (all || rank_ == signature.root) reduce(signature.count, buffers.output);
-    return;
-  }
-  const Parts& out = !scatters                       ? slices(running, signature.count)
-                     : coll::has_table(signature.op) ? parts(running, call.lists->send)
+  const auto& signature = running.call.signature;
+  const std::size_t element = running.call.element();
+  if (signature.op == OpKind::kReduceScatter || signature.op == OpKind::kReduceScatterV) {
+    const auto n = static_cast<std::size_t>(size_);
+    const Parts& out = coll::has_table(signature.op) ? parts(running, running.call.lists->send)
                                                      : slices(running, n * signature.count);
-  const int mine = out.counts[me];
+    // Where counts differ, ranks know only their own.
+    collect_slice(running, buffers.input, out,
+                  coll::has_table(signature.op) ? 0 : running.call.bytes());
+    return reduce_slice(running, static_cast<std::size_t>(out.counts[at(rank_)]), buffers.output);
+  }
+  // In pieces, each of which needs as much memory again.
+  const std::size_t most = kPieceBytes / element;
+  for (std::size_t done = 0; done < signature.count; done += most) {
+    const std::size_t offset = done * element;
+    combine_piece(running, buffers.input + offset,
+                  buffers.output ? buffers.output + offset : nullptr,
+                  std::min(most, signature.count - done));
+  }
+}
+
+// The slices that all ranks have for this one come to `work_`, by rank. `bytes`: as of complete().
+void MpiMedium::collect_slice(const Running& running, const std::byte* input, const Parts& out,
+                              std::size_t bytes) {
+  const MPI_Datatype type = datatype(running.call.signature.type);
+  const int mine = out.counts[at(rank_)];
+  const auto n = static_cast<std::size_t>(size_);
   const std::vector<std::uint64_t> alike(n, static_cast<std::uint64_t>(mine));
   const Parts& in = parts(running, alike);
-  const auto count = static_cast<std::size_t>(mine);
-  std::byte* const work = scratch(work_, std::max<std::size_t>(1, n * count * element));
-  complete(running, [&](MPI_Request* request) {
-    return MPI_Ialltoallv(buffers.input, out.counts.data(), out.offsets.data(), type, work,
-                          in.counts.data(), in.offsets.data(), type, data_.get(), request);
-  });
-  if (scatters) return reduce(count, buffers.output);
-  // The own slice goes where it belongs, or through the input, which has been sent.
-  const std::size_t offset = static_cast<std::size_t>(out.offsets[me]) * element;
-  if (all) {
-    reduce(count, buffers.output + offset);
+  std::byte* const work =
+      scratch(work_, std::max<std::size_t>(1, n * at(mine) * running.call.element()));
+  complete(
+      running, bytes,
+      [&](MPI_Request* request) {
+        return MPI_Ialltoallv(input, out.counts.data(), out.offsets.data(), type, work,
+                              in.counts.data(), in.offsets.data(), type, data_.get(), request);
+      },
+      [&] {
+        return MPI_Alltoallv(input, out.counts.data(), out.offsets.data(), type, work,
+                             in.counts.data(), in.offsets.data(), type, data_.get());
+      });
+}
+
+// Of `count` elements of each rank, in `work_`.
+void MpiMedium::reduce_slice(const Running& running, std::size_t count, std::byte* target) {
+  if (count == 0) return;
+  std::vector<const std::byte*> sources(static_cast<std::size_t>(size_));
+  for (std::size_t r = 0; r < sources.size(); ++r) {
+    sources[r] = work_->data() + r * count * running.call.element();
+  }
+  std::byte* const targets[] = {target};
+  coll::reduce(running.call.reduction(size_), sources, targets, count, coll::StoreHint::kCached);
+}
+
+// Of an all_reduce or a reduce.
+void MpiMedium::combine_piece(const Running& running, const std::byte* input, std::byte* output,
+                              std::size_t count) {
+  const auto& signature = running.call.signature;
+  const MPI_Datatype type = datatype(signature.type);
+  const std::size_t bytes = count * running.call.element();
+  const bool all = signature.op == OpKind::kAllReduce;
+  if (bytes <= kSmallBytes) {
+    const int each = static_cast<int>(count);
+    std::byte* const work = scratch(work_, static_cast<std::size_t>(size_) * bytes);
     complete(running, [&](MPI_Request* request) {
-      return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, buffers.output, out.counts.data(),
-                             out.offsets.data(), type, data_.get(), request);
+      return all ? MPI_Iallgather(input, each, type, work, each, type, data_.get(), request)
+                 : MPI_Igather(input, each, type, work, each, type, signature.root, data_.get(),
+                               request);
     });
+    if (all || rank_ == signature.root) reduce_slice(running, count, output);
     return;
   }
+  const Parts& out = slices(running, count);
+  collect_slice(running, input, out, bytes);
+  // The own slice goes where it belongs, or through the memory that it came to.
+  const int mine = out.counts[at(rank_)];
+  const std::size_t offset = at(out.offsets[at(rank_)]) * running.call.element();
+  if (all) {
+    reduce_slice(running, at(mine), output + offset);
+    return complete(
+        running, bytes,
+        [&](MPI_Request* request) {
+          return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, output, out.counts.data(),
+                                 out.offsets.data(), type, data_.get(), request);
+        },
+        [&] {
+          return MPI_Allgatherv(MPI_IN_PLACE, 0, type, output, out.counts.data(),
+                                out.offsets.data(), type, data_.get());
+        });
+  }
   const bool root = rank_ == signature.root;
-  std::byte* const result = root ? buffers.output + offset : work;
-  reduce(count, result);
+  std::byte* const result = root ? output + offset : work_->data();
+  reduce_slice(running, at(mine), result);
   complete(running, [&](MPI_Request* request) {
-    return MPI_Igatherv(root ? MPI_IN_PLACE : result, mine, type, buffers.output, out.counts.data(),
+    return MPI_Igatherv(root ? MPI_IN_PLACE : result, mine, type, output, out.counts.data(),
                         out.offsets.data(), type, signature.root, data_.get(), request);
   });
 }

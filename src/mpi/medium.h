@@ -130,6 +130,11 @@ class MpiMedium final : public coll::Medium,
   void exchange(const Running& running, const Buffers& buffers);
   void combine_in_pairs(const Running& running, const Buffers& buffers);
   void combine_slices(const Running& running, const Buffers& buffers);
+  void combine_piece(const Running& running, const std::byte* input, std::byte* output,
+                     std::size_t count);
+  void collect_slice(const Running& running, const std::byte* input, const Parts& out,
+                     std::size_t bytes);
+  void reduce_slice(const Running& running, std::size_t count, std::byte* target);
   // Valid until the next run().
   const Parts& parts(const Running& running, std::span<const std::uint64_t> counts);
   const Parts& slices(const Running& running, std::size_t count);

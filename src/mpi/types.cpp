@@ -13,24 +13,6 @@ using coll::ReduceOp;
 
 namespace {
 
-bool is_integer(DataType type) { return type >= DataType::kI8 && type <= DataType::kU64; }
-
-// MPI's own, or MPI_OP_NULL where it has none or another meaning: of floats it says nothing about
-// NaN in min and max, and of bool that a sum is "or".
-MPI_Op predefined(DataType type, ReduceOp op) {
-  if (type == DataType::kBool || !combines_in_pairs(type)) return MPI_OP_NULL;
-  switch (op) {
-    case ReduceOp::kSum: return MPI_SUM;
-    case ReduceOp::kProduct: return MPI_PROD;
-    case ReduceOp::kMin: return is_integer(type) ? MPI_MIN : MPI_OP_NULL;
-    case ReduceOp::kMax: return is_integer(type) ? MPI_MAX : MPI_OP_NULL;
-    case ReduceOp::kBand: return MPI_BAND;
-    case ReduceOp::kBor: return MPI_BOR;
-    case ReduceOp::kBxor: return MPI_BXOR;
-    default: return MPI_OP_NULL;
-  }
-}
-
 // MPI tells its function neither: there is one for each pair.
 template <int Type, int Op>
 void combine(void* input, void* inout, int* count, MPI_Datatype*) {
@@ -56,7 +38,8 @@ std::size_t index(DataType type, ReduceOp op) {
   return static_cast<std::size_t>(type) * coll::kReduceOps + static_cast<std::size_t>(op);
 }
 
-// Made once for all: MPI frees them when it ends.
+// Made once for all: MPI frees them when it ends. None is MPI's own: what those do with an overflow
+// depends on the size of the operation (Open MPI's vectorised sums of small integers saturate).
 std::array<MPI_Op, coll::kDataTypes * coll::kReduceOps> make_operations() {
   std::array<MPI_Op, coll::kDataTypes * coll::kReduceOps> all;
   for (int t = 0; t < coll::kDataTypes; ++t) {
@@ -64,8 +47,8 @@ std::array<MPI_Op, coll::kDataTypes * coll::kReduceOps> make_operations() {
       const auto type = static_cast<DataType>(t);
       const auto op = static_cast<ReduceOp>(o);
       MPI_Op& one = all[index(type, op)];
-      one = predefined(type, op);
-      if (one != MPI_OP_NULL) continue;
+      one = MPI_OP_NULL;
+      if (!combines_in_pairs(type, op)) continue;
       const Library::Turn turn;
       check(MPI_Op_create(kFunctions[index(type, op)], 1, &one), "MPI_Op_create");
     }
@@ -100,13 +83,11 @@ MPI_Datatype datatype(DataType type) {
 
 MPI_Op operation(DataType type, ReduceOp op) {
   static const auto all = make_operations();
-  if (op == ReduceOp::kAvg || op == ReduceOp::kPremulSum) op = ReduceOp::kSum;
   return all[index(type, op)];
 }
 
-bool combines_in_pairs(DataType type) {
-  return type != DataType::kF16 && type != DataType::kBF16 && type != DataType::kF8E4M3 &&
-         type != DataType::kF8E5M2;
+bool combines_in_pairs(DataType type, ReduceOp op) {
+  return (coll::is_integer(type) && op != ReduceOp::kAvg) || type == DataType::kBool;
 }
 
 }  // namespace convoy::mpi

@@ -9,11 +9,11 @@ namespace convoy::mpi {
 // as unsigned words of its size.
 MPI_Datatype datatype(coll::DataType type);
 
-// MPI's operation for pairs of elements: its own where it gives what our kernels give, otherwise
-// one that calls them. kAvg and kPremulSum are sums here, their scaling is the caller's.
+// An operation of MPI's that calls our kernels for pairs of elements, where combines_in_pairs().
 MPI_Op operation(coll::DataType type, coll::ReduceOp op);
 
-// True if elements can be combined two by two. Floats of 8 and 16 bits would be rounded each time.
-bool combines_in_pairs(coll::DataType type);
+// True if elements can be combined two by two, in any order, without a change of the result's bits.
+// Floats would be rounded each time, and the sum for an average of integers must not wrap.
+bool combines_in_pairs(coll::DataType type, coll::ReduceOp op);
 
 }  // namespace convoy::mpi

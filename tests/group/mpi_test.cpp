@@ -120,30 +120,58 @@ ProcessGroup make_group(const Rank& r, const std::string& name, bool check = fal
                            .options = {{"check", check ? "true" : "false"}}});
 }
 
-// The same bits as shared memory gives: one rounding, in the order of ranks.
-TEST_P(MpiRanksTest, SmallFloatsAreRoundedOnce) {
+// Bits of every kind: overflows, infinities, NaN, subnormals; half of the floats everyday numbers.
+at::Tensor any_values(at::ScalarType type, std::int64_t n, std::uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  const auto size = static_cast<std::int64_t>(c10::elementSize(type));
+  auto bits = at::randint(0, 256, {n * size}, generator, at::kByte).view(type);
+  if (type == at::kBool) return bits.view(at::kByte).remainder(2).to(at::kBool);
+  if (!at::isFloatingType(type) && !at::isComplexType(type)) return bits;
+  const auto plain = at::randn({n}, generator).mul(100).to(type);
+  const auto chosen = at::arange(n).remainder(2).eq(0);
+  return at::where(chosen, bits.to(at::isComplexType(type) ? at::kComplexDouble : at::kDouble),
+                   plain.to(at::isComplexType(type) ? at::kComplexDouble : at::kDouble))
+      .to(type);
+}
+
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return at::from_blob(tensor.data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())}, at::kByte);
+}
+
+// Whatever the size, and so the way that an operation takes: MPI's own sums of small integers wrap
+// or saturate, and those of floats are in an order of its own.
+TEST_P(MpiRanksTest, SameBitsAsSharedMemory) {
   RankGroup(4, GetParam()).run([](Rank& r) {
     const auto mpi = make_group(r, "mpi");
     const auto shared = new_group(
         "convoy",
         {.timeout = 30s, .store = r.store(), .rank = r.id(), .size = r.size(), .name = "shared"});
-    for (const auto type : {at::kHalf, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
-      for (const int64_t n : {1, 7, 1009, 70'001}) {
-        at::manual_seed(static_cast<std::uint64_t>(n + r.id()));
-        const auto mine = at::randn({n}).to(type);
-        for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
+    using enum at::ScalarType;
+    for (const auto type :
+         {Float, Double, Half, BFloat16, Float8_e4m3fn, Float8_e5m2, Char, Short, Int, Long, Byte,
+          UInt16, UInt32, UInt64, Bool, ComplexFloat, ComplexDouble}) {
+      const bool floats = at::isFloatingType(type), complex = at::isComplexType(type);
+      for (const std::int64_t n : {7, 1009, 5000, 100'001}) {
+        const auto mine = any_values(type, n, static_cast<std::uint64_t>(n + r.id()));
+        const auto all = any_values(type, 4 * n, static_cast<std::uint64_t>(2 * n + r.id()));
+        for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin,
+                              ReduceOp::kMax, ReduceOp::kBxor}) {
+          if (op == ReduceOp::kAvg && type == Bool) continue;
+          if (complex && (op == ReduceOp::kMin || op == ReduceOp::kMax)) continue;
+          if (op == ReduceOp::kBxor && (floats || complex)) continue;
+          SCOPED_TRACE(concat(c10::toString(type), " ", n, " ", static_cast<int>(op)));
           auto a = mine.clone(), b = mine.clone();
           mpi.all_reduce(a, {.op = op});
           shared.all_reduce(b, {.op = op});
-          EXPECT_TRUE(at::equal(a.view(at::kByte), b.view(at::kByte))) << type << " " << n;
-          mpi.reduce(a.copy_(mine), {.root = 2, .op = op});
-          EXPECT_TRUE(r.id() != 2 || at::equal(a.view(at::kByte), b.view(at::kByte)));
+          ASSERT_TRUE(at::equal(bytes_of(a), bytes_of(b)));
+          std::memcpy(a.data_ptr(), mine.data_ptr(), mine.nbytes());
+          mpi.reduce(a, {.root = 2, .op = op});
+          ASSERT_TRUE(r.id() != 2 || at::equal(bytes_of(a), bytes_of(b)));
+          auto part = at::empty({n}, type), same = at::empty({n}, type);
+          mpi.reduce_scatter_single(part, all, {.op = op});
+          shared.reduce_scatter_single(same, all, {.op = op});
+          ASSERT_TRUE(at::equal(bytes_of(part), bytes_of(same)));
         }
-        auto part = at::empty({n}, type), same = at::empty({n}, type);
-        const auto all = at::randn({4 * n}).to(type);
-        mpi.reduce_scatter_single(part, all);
-        shared.reduce_scatter_single(same, all);
-        EXPECT_TRUE(at::equal(part.view(at::kByte), same.view(at::kByte))) << type << " " << n;
       }
     }
   });
