@@ -232,7 +232,7 @@ ShardedOptimizerBase::ShardedOptimizerBase(
     std::unique_ptr<torch::optim::OptimizerOptions> defaults,
     const ShardedOptimizerOptions& options)
     : Optimizer(groups, std::move(defaults)) {
-  impl_ = std::make_shared<Impl>(*this, reducer, options);
+  impl_ = std::shared_ptr<Impl>(new Impl(*this, reducer, options), DeleteAtHome());
   try {
     impl_->attach(ReducerAccess::impl(reducer));
   } catch (...) {
@@ -243,7 +243,15 @@ ShardedOptimizerBase::ShardedOptimizerBase(
 
 ShardedOptimizerBase::~ShardedOptimizerBase() { impl_->detach(); }
 
+void ShardedOptimizerBase::Impl::check_process(const char* operation) const {
+  if (home_.is_here()) return;
+  fail(ErrorKind::kUnsupported, kShardedName, ": ", operation,
+       ": this process is a forked child of the rank, whose parameters and state it would change; "
+       "call it in the rank itself");
+}
+
 at::Tensor ShardedOptimizerBase::step(LossClosure closure) {
+  impl_->check_process("step");
   at::Tensor loss;
   if (closure) {
     const at::AutoGradMode grad(true);
@@ -255,13 +263,20 @@ at::Tensor ShardedOptimizerBase::step(LossClosure closure) {
 }
 
 void ShardedOptimizerBase::refuse_step(const std::string& reason) {
+  impl_->check_process("refuse_step");
   notify_join_context();
   impl_->step(reason.empty() ? "this rank cannot make the step" : reason);
 }
 
 ShardedOptimizerBase::Stats ShardedOptimizerBase::stats() const { return impl_->stats(); }
-ShardedOptimizerBase::States ShardedOptimizerBase::states() const { return impl_->states(); }
-void ShardedOptimizerBase::load_states(const States& states) { impl_->load_states(states); }
+ShardedOptimizerBase::States ShardedOptimizerBase::states() const {
+  impl_->check_process("states");
+  return impl_->states();
+}
+void ShardedOptimizerBase::load_states(const States& states) {
+  impl_->check_process("load_states");
+  impl_->load_states(states);
+}
 
 // As those of OptimizerInBackward.
 void ShardedOptimizerBase::save(torch::serialize::OutputArchive& archive) const {

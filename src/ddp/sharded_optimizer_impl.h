@@ -13,6 +13,7 @@
 #include "ddp/reducer_impl.h"
 #include "ddp/shard_layout.h"
 #include "ddp/shard_port.h"
+#include "os/fork_guard.h"
 #include "transport/shm/arena.h"
 
 namespace convoy {
@@ -43,6 +44,8 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   void attach(const std::shared_ptr<Reducer::Impl>& reducer);
   void detach() noexcept;
 
+  // kUnsupported in a forked child: parameters and state are in memory that is the rank's, too.
+  void check_process(const char* operation) const;
   // Collective. With an error this rank only tells the others, and throws it.
   void step(const std::string& error = {});
   States states() const;
@@ -152,6 +155,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   bool is_kept(std::size_t member, std::size_t state) const;
   std::uint64_t* word(int rank, std::size_t index) const;  // a CommitWord
 
+  const HomeProcess home_;
   ShardedOptimizerBase* owner_;
   ShardedOptimizerOptions options_;
   std::weak_ptr<Reducer::Impl> reducer_;

@@ -27,7 +27,7 @@ inline std::string in_forked_child(const std::function<std::string()>& function)
     try {
       text = function();
     } catch (const std::exception& error) {
-      text = concat("threw ", error.what());
+      text = concat("threw ", std::string(error.what()).substr(0, 500));
     }
     const bool written = ::write(to.get(), text.data(), text.size()) >= 0;
     ::_exit(written ? 0 : 1);
