@@ -60,6 +60,7 @@ ProcessGroup new_group(const std::string& backend, const GroupConfig& config = {
 // A group with other members in place of `group`, which ends: what is pending in it fails
 // everywhere. Those who stay call it, newcomers call new_group() with the same store, name and
 // size; the ranks are the callers' to agree upon. `config` must say store, rank, size and name.
+// Processes of `group` that are not in the new one are killed, as by ProcessGroup::shrink.
 ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config);
 
 // Makes a backend; called by every rank of a new group. The store's keys are the group's alone.

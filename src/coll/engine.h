@@ -133,12 +133,12 @@ class Engine {
   void move_data(const Running& running);
   void compare_signatures(const Running& running);
   void compare_tables(const Running& running);
+  std::vector<std::string> exchange_texts(const Running& running, std::string_view mine);
+  [[noreturn]] void fail_pair(const Running& running, int source, int target);
   Carrier carrier_of(const Running& running, int rank, std::size_t contribution) const;
   void check_members(const Running& running);
   void publish_step(std::uint64_t step);
   void wait_steps(const Running& running, std::uint64_t step);
-  std::vector<std::string> exchange_texts(const Running& running, std::string_view mine);
-  [[noreturn]] void fail_pair(const Running& running, int source, int target);
   std::byte* peer_memory(const Running& running, int rank, const shm::Location& location,
                          std::size_t bytes);
   View peer_view(const Running& running, int rank, Side side, const View& like);

@@ -85,11 +85,11 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
   call.deadline = deadline(timeout, now);
   auto operation = std::make_shared<Work::Collective>(shared_from_this());
   operation->call = std::move(call);
-  operation->callback = std::move(done);
   if (Shape& shape = operation->call.shape; shape.dims != 0) {  // the caller's goes
     operation->sizes.assign(shape.sizes, shape.sizes + shape.dims);
     shape.sizes = operation->sizes.data();
   }
+  operation->callback = std::move(done);
   {
     std::unique_lock lock(mutex_);
     check_open();

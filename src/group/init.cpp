@@ -3,22 +3,23 @@
 #include "base/concat.h"
 #include "base/error.h"
 #include "base/guarded.h"
+#include "coll/group.h"
 #include "convoy/allocator.h"
 #include "convoy/backend.h"
 #include "convoy/rendezvous.h"
 #include "group/launch_environment.h"
 #include "group/registry.h"
 #include "mpi/module.h"
-
 #include "os/fork_guard.h"
+
 namespace convoy {
 namespace {
 
 struct Default {
   InitOptions options;
   ProcessGroup group;
-};
   HomeProcess home = {};
+};
 
 // Lives forever: leaving a group while statics are destroyed would meet what is gone already. The
 // other ranks learn of the end of this process as of any.
@@ -101,12 +102,12 @@ Place meet(const std::string& backend, const std::string& method, std::optional<
 ProcessGroup init(const InitOptions& options) {
   auto existing = default_group().lock();
   if (*existing) {
-    if (!same((*existing)->options, options)) {
     if (!(*existing)->home.is_here()) {
       fail(ErrorKind::kUnsupported,
            "init: this process is a forked child of a rank, whose group it cannot use; start it by "
            "exec (convoy::spawn, multiprocessing's \"spawn\"), or fork before init()");
     }
+    if (!same((*existing)->options, options)) {
       fail(ErrorKind::kInvalidArgument,
            "init: the default group was made with other options; make another with new_group()");
     }
@@ -148,7 +149,15 @@ ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config) {
   const auto backend = group.backend_name();
   find_backend(backend, config.device, config.options);
   group.abort();
-  return new_group(backend, config);
+  // As in shrink: who is not in the new group must not touch the memory of those who are.
+  const auto* const before = dynamic_cast<ConvoyBackend*>(group.backend().get());
+  const bool shares = before != nullptr && before->shares_memory();
+  const auto deadline = Deadline::after(config.timeout);
+  if (shares) before->group().settle(deadline);
+  auto made = new_group(backend, config);
+  const auto* const after = dynamic_cast<ConvoyBackend*>(made.backend().get());
+  if (shares && after != nullptr) before->group().fence(after->group().processes(), deadline);
+  return made;
 }
 
 GroupScope::GroupScope(ProcessGroup group) : outer_(scoped_group()) {

@@ -3,10 +3,12 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "base/concat.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "coll/group.h"
 #include "group/process_group_impl.h"
 
 namespace convoy {
@@ -72,6 +74,34 @@ bool meet(const Attempt& attempt, const Deadline& deadline) {
   }
 }
 
+// Only one set of survivors may go on, and kill the rest: the first that has met, unless another
+// one comes out of it by deaths.
+void claim(const Attempt& attempt, Store& keys) {
+  const std::string mine = join_ranks(attempt.ranks);
+  const std::string claimed = keys.compare_set("survivors", "", mine);
+  if (claimed == mine) return;
+  std::istringstream text(claimed);
+  for (std::string rank; std::getline(text, rank, ',');) {
+    if (std::find(attempt.ranks.begin(), attempt.ranks.end(), std::stoi(rank)) !=
+        attempt.ranks.end()) {
+      return;
+    }
+  }
+  fail(ErrorKind::kInvalidArgument, "shrink to group \"", attempt.name, "\", rank ",
+       attempt.old.getRank(), " of ", attempt.old.getSize(), ": these ranks wanted to go on as ",
+       mine, ", but ", claimed,
+       " do so already; one group cannot shrink to two, use split for that");
+}
+
+// No process of the old group that is not in the new one can write into this one's memory any more.
+void fence(const Attempt& attempt, const Deadline& deadline) {
+  coll::Group& group = attempt.old.group();
+  const auto all = group.processes();
+  std::vector<Id> members;
+  for (const int rank : attempt.ranks) members.push_back(all[static_cast<std::size_t>(rank)]);
+  group.fence(members, deadline);
+}
+
 // nullptr: one of the ranks died meanwhile. The barrier makes all of them agree whether it is made.
 c10::intrusive_ptr<ConvoyBackend> make(const Attempt& attempt, const Deadline& deadline) {
   const auto mine = std::find(attempt.ranks.begin(), attempt.ranks.end(), attempt.old.getRank());
@@ -79,6 +109,7 @@ c10::intrusive_ptr<ConvoyBackend> make(const Attempt& attempt, const Deadline& d
       std::min<milliseconds>(kAttempt, std::chrono::ceil<milliseconds>(deadline.remaining()));
   auto options = c10::make_intrusive<ConvoyBackend::Options>(limit);
   options->group_name = attempt.name;
+  options->compare_shapes = attempt.old.compares_shapes();
   try {
     auto backend = c10::make_intrusive<ConvoyBackend>(
         with_prefix(attempt.store, "backend"), static_cast<int>(mine - attempt.ranks.begin()),
@@ -109,7 +140,6 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
   }
   if (!impl().store) {
     fail(ErrorKind::kInvalidArgument, "shrink: the group has no store for survivors to meet");
-  options->compare_shapes = attempt.old.compares_shapes();
   }
   if (!survivors.empty()) check_ranks("shrink", survivors, size());
   if (!survivors.empty() &&
@@ -117,9 +147,11 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
     fail(ErrorKind::kInvalidArgument, "shrink: rank ", rank(), " is not among the survivors ",
          join_ranks(survivors));
   }
-  impl().backend->abort();  // a fence: nobody can complete anything in the old group
+  impl().backend->abort();  // nobody can complete anything in the old group
   const auto timeout = options.timeout == milliseconds::zero() ? this->timeout() : options.timeout;
   const auto deadline = Deadline::after(timeout);
+  // Before others hear that this rank has come: they may use their memory again after that.
+  impl().own->group().settle(deadline);
   const int epoch = ++impl().shrinks;
   const auto keys = with_prefix(impl().store, concat("shrink/", epoch));
   const auto name = options.name.empty() ? concat(this->name(), "-", epoch) : options.name;
@@ -128,6 +160,8 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
     const auto store = with_prefix(keys, join_ranks(ranks));
     const Attempt one{*impl().own, ranks, store, name, timeout};
     if (meet(one, deadline)) {
+      claim(one, *keys);
+      fence(one, deadline);
       if (auto backend = make(one, deadline)) {
         return from(std::move(backend),
                     {.name = name, .store = with_prefix(store, "groups"), .timeout = timeout});
@@ -142,6 +176,7 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
 
 ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size,
                                  const SplitOptions& options) const {
+  impl().check_process("merge");
   if (!impl().shares_memory()) {
     fail(ErrorKind::kUnsupported, "merge: only groups of backend \"convoy\" can be merged, not \"",
          backend_name(), "\"");
@@ -162,6 +197,7 @@ ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size
   const auto timeout = options.timeout == milliseconds::zero() ? this->timeout() : options.timeout;
   auto made = c10::make_intrusive<ConvoyBackend::Options>(timeout);
   made->group_name = options.name.empty() ? "merged" : options.name;
+  made->compare_shapes = impl().own->compares_shapes();
   auto backend = c10::make_intrusive<ConvoyBackend>(with_prefix(meeting, "convoy/merge/backend"),
                                                     static_cast<int>(mine), size, made);
   return from(std::move(backend), {.name = made->group_name,
@@ -170,5 +206,3 @@ ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size
 }
 
 }  // namespace convoy
-  impl().check_process("merge");
-  made->compare_shapes = impl().own->compares_shapes();
