@@ -118,7 +118,14 @@ std::string job_of_parent() {
     chosen = *pid;
     break;
   }
-  return concat("process ", chosen, " started ", process_start_time(chosen));
+  const std::uint64_t started = process_start_time(chosen);
+  if (started == 0 && liveness_of_any(chosen) != Liveness::kDead) {
+    fail(
+        ErrorKind::kResource, "rendezvous: /proc/", chosen,
+        "/stat, by which the ranks of a job find each other, cannot be read; are there descriptors "
+        "left? Or set MASTER_ADDR and MASTER_PORT");
+  }
+  return concat("process ", chosen, " started ", started);
 }
 
 }  // namespace convoy

@@ -16,10 +16,7 @@ namespace {
 // How long a round waits for killed processes to go before it looks again.
 constexpr int kRoundMs = 5;
 
-bool has_ended(pid_t pid) {
-  const auto state = process_state(pid);
-  return !state || *state == 'Z' || *state == 'X';
-}
+bool has_ended(pid_t pid) { return liveness_of_any(pid) == Liveness::kDead; }
 
 bool is_below(pid_t pid, pid_t ancestor) {
   while (pid > 1) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+
 namespace convoy {
 
 // A forked child of a rank must not keep the rank's sockets alive: its peers would not see the
@@ -27,6 +29,30 @@ class ForkPause {
 // before a fork (threads, connections) is not usable in the child; compare generations to notice.
 // Counts from the first call of any function here: call it when the state is made.
 unsigned fork_generation() noexcept;
+
+// An object of a process: a forked child makes another, and leaves that of its parent alone, whose
+// locks may be held for ever and whose contents are its parent's. Never destroyed. Thread-safe.
+template <class T>
+class PerProcess {
+ public:
+  T& get() {
+    Made* made = current_.load(std::memory_order_acquire);
+    while (!made || made->generation != fork_generation()) {
+      // No lock: it could have been held when this process was forked.
+      auto* const fresh = new Made;
+      if (current_.compare_exchange_strong(made, fresh)) return fresh->object;
+      delete fresh;
+    }
+    return made->object;
+  }
+
+ private:
+  struct Made {
+    const unsigned generation = fork_generation();
+    T object;
+  };
+  std::atomic<Made*> current_{nullptr};
+};
 
 // The process that made an object. A forked child has a copy of the object, but neither its threads
 // nor its connections, and its locks may be held by threads that are not there.

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,10 +16,12 @@
 #include <filesystem>
 #include <new>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "os/file.h"
+#include "os/fork_guard.h"
 #include "os/socket.h"
 
 namespace convoy {
@@ -26,19 +29,42 @@ namespace {
 
 // Fields of /proc/<pid>/stat behind the command's name, counted from the state.
 constexpr std::size_t kStatParent = 1;
+constexpr std::size_t kStatThreads = 17;
 constexpr std::size_t kStatStartTime = 19;
 constexpr std::size_t kStatExitCode = 49;
 
-// Empty if the process has gone. The name is in parentheses and may hold any character: look behind
-// the last one.
-std::vector<std::string> stat_fields(pid_t pid) {
-  const auto text = read_file(concat("/proc/", pid, "/stat"));
+// Empty if there is no such file, or it cannot be read. The name is in parentheses and may hold any
+// character: look behind the last one.
+std::vector<std::string> stat_fields(const std::string& folder) {
+  const auto text = read_file(folder + "/stat");
   const auto close = text ? text->rfind(')') : std::string::npos;
   if (close == std::string::npos) return {};
   std::istringstream rest(text->substr(close + 1));
   std::vector<std::string> fields;
   for (std::string field; rest >> field;) fields.push_back(field);
   return fields;
+}
+
+std::vector<std::string> stat_fields(pid_t pid) { return stat_fields(concat("/proc/", pid)); }
+
+// The main thread of a process whose other threads run stays as a zombie until they have ended.
+bool is_zombie(const std::vector<std::string>& fields) {
+  return fields[0] == "Z" && fields.size() > kStatThreads && std::stoi(fields[kStatThreads]) <= 1;
+}
+
+// A /proc that was mounted in another pid namespace shows other processes under our numbers.
+bool proc_shows_our_pids() {
+  std::array<char, 24> name{};
+  const ssize_t length = ::readlink("/proc/self", name.data(), name.size());
+  return length > 0 && std::string_view(name.data(), static_cast<std::size_t>(length)) ==
+                           std::to_string(::getpid());
+}
+
+bool has_no_process(pid_t pid) { return ::kill(pid, 0) < 0 && errno == ESRCH; }
+
+std::uint64_t inode_of(const char* path) {
+  struct stat info {};
+  return ::stat(path, &info) == 0 ? info.st_ino : 0;
 }
 
 // PIDFD_GET_INFO of Linux 6.13, exit code since 6.15; Debian 12's headers do not have it.
@@ -83,6 +109,7 @@ std::string ExitStatus::to_string() const {
 
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
+      generation_(other.generation_),
       own_group_(other.own_group_),
       pidfd_(std::move(other.pidfd_)),
       status_(std::exchange(other.status_, std::nullopt)) {}
@@ -96,7 +123,7 @@ ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
 }
 
 ChildProcess::~ChildProcess() {
-  if (!running()) return;
+  if (!running() || generation_ != fork_generation()) return;
   ::kill(pid_, SIGKILL);  // not reaped, so still ours; there may be no pidfd if spawn threw
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
@@ -136,10 +163,65 @@ bool send_signal(int pidfd, int signal) noexcept {
   return syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0) == 0;
 }
 
+namespace {
+
+Liveness find_liveness(pid_t pid, std::optional<std::uint64_t> start_time) {
+  // Asked first, as it needs no descriptor. (0 and negative numbers are groups.)
+  if (pid <= 0 || has_no_process(pid)) return Liveness::kDead;
+  if (!proc_shows_our_pids()) return Liveness::kUnknown;
+  const auto fields = stat_fields(pid);
+  if (fields.size() <= kStatStartTime) {
+    return has_no_process(pid) ? Liveness::kDead : Liveness::kUnknown;
+  }
+  if (start_time && std::stoull(fields[kStatStartTime]) != *start_time) return Liveness::kDead;
+  return is_zombie(fields) || fields[0] == "X" ? Liveness::kDead : Liveness::kAlive;
+}
+
+}  // namespace
+
+Liveness liveness_of(pid_t pid, std::uint64_t start_time) { return find_liveness(pid, start_time); }
+Liveness liveness_of_any(pid_t pid) { return find_liveness(pid, std::nullopt); }
+
+Liveness liveness_by(int pidfd) {
+  pollfd item{pidfd, POLLIN, 0};
+  if (pidfd < 0 || ::poll(&item, 1, 0) < 0 || (item.revents & POLLNVAL) != 0) {
+    return Liveness::kUnknown;
+  }
+  // Of the whole process: not when only its main thread has ended.
+  return (item.revents & POLLIN) != 0 ? Liveness::kDead : Liveness::kAlive;
+}
+
+std::uint64_t own_start_time() {
+  errno = 0;
+  const auto fields = stat_fields("/proc/self");
+  if (fields.empty() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    fail_errno("reading /proc/self/stat, by which other processes know this one");
+  }
+  if (fields.size() <= kStatStartTime) {
+    fail(ErrorKind::kUnsupported,
+         "/proc/self/stat cannot be read: without it other processes cannot tell whether this one "
+         "runs; mount /proc");
+  }
+  return std::stoull(fields[kStatStartTime]);
+}
+
+std::uint64_t process_domain() {
+  // Inodes of namespaces are numbers of 32 bits. There are kernels without time namespaces.
+  const std::uint64_t pids = inode_of("/proc/self/ns/pid");
+  return pids == 0 ? 0 : (pids << 32) | (inode_of("/proc/self/ns/time") & 0xffffffff);
+}
+
 std::optional<char> process_state(pid_t pid) {
   const auto fields = stat_fields(pid);
   if (fields.empty()) return std::nullopt;
-  return fields[0][0];
+  if (fields[0] != "Z" || is_zombie(fields)) return fields[0][0];
+  std::error_code error;
+  for (std::filesystem::directory_iterator task(concat("/proc/", pid, "/task"), error), end;
+       !error && task != end; task.increment(error)) {
+    const auto thread = stat_fields(task->path().string());
+    if (!thread.empty() && thread[0] != "Z" && thread[0] != "X") return thread[0][0];
+  }
+  return 'S';  // they could not be read, or are about to end
 }
 
 std::optional<pid_t> parent_of(pid_t pid) {
@@ -155,7 +237,7 @@ std::uint64_t process_start_time(pid_t pid) {
 
 std::optional<ExitStatus> exit_status_of(pid_t pid, int pidfd) {
   const auto fields = stat_fields(pid);
-  if (fields.size() > kStatExitCode && fields[0] == "Z") {
+  if (fields.size() > kStatExitCode && is_zombie(fields)) {
     return decode(std::stoi(fields[kStatExitCode]));
   }
   PidfdInfo info{};

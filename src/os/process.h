@@ -46,8 +46,8 @@ struct SpawnOptions {
   std::vector<int> cores = {};  // pinned to these; empty: as ours
 };
 
-// A child process. The destructor kills (SIGKILL) and reaps a child that still runs. Not
-// thread-safe.
+// A child process. The destructor kills (SIGKILL) and reaps a child that still runs; that of a copy
+// in a forked child does neither. Not thread-safe.
 class ChildProcess {
  public:
   ChildProcess() = default;
@@ -74,6 +74,7 @@ class ChildProcess {
 
  private:
   pid_t pid_ = -1;
+  unsigned generation_ = 0;  // fork_generation() of the parent
   bool own_group_ = false;
   UniqueFd pidfd_;
   std::optional<ExitStatus> status_;
@@ -84,13 +85,35 @@ UniqueFd open_pidfd(pid_t pid);
 // False: it was not sent, and errno says why (ESRCH: the process has ended).
 bool send_signal(int pidfd, int signal) noexcept;
 
-// 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; nullopt if it has gone.
+// Whether a process runs. Only proof counts: what cannot be found out is kUnknown, and must change
+// nothing. A zombie is dead, whether it was reaped or not; a process whose main thread has ended
+// (pthread_exit) and whose other threads run is alive.
+enum class Liveness { kAlive, kDead, kUnknown };
+// The process that had this pid and this start time. kDead: the kernel says that there is no such
+// pid, or it is that of a process with another start time. kUnknown: /proc could not be read (no
+// descriptors left, no /proc, one that is hidden or of another pid namespace).
+Liveness liveness_of(pid_t pid, std::uint64_t start_time);
+// Of whatever process has this pid now.
+Liveness liveness_of_any(pid_t pid);
+// Of a pidfd that is held already: needs no descriptor, and cannot mean another process.
+Liveness liveness_by(int pidfd);
+
+// When this process started, as process_start_time() tells others. kResource if descriptors have
+// run out, kUnsupported without /proc: never a wrong number. Correct in a forked child.
+std::uint64_t own_start_time();
+// What two processes must have in common for the pid and start time of one to mean anything to the
+// other: the pid and time namespaces (as the inodes of /proc/self/ns). Needs no descriptor. 0 if it
+// is not known.
+std::uint64_t process_domain();
+
+// 'R', 'S', 'D', 'T' (stopped), 't' (traced), 'Z' ... of /proc/<pid>/stat; of another thread where
+// the main one has ended and others run. nullopt if it has gone, or cannot be seen.
 std::optional<char> process_state(pid_t pid);
 std::optional<pid_t> parent_of(pid_t pid);
 // The command's name, at most 15 characters; empty if it has gone.
 std::string process_name(pid_t pid);
 // When it started, in clock ticks since boot: with the pid it names a process for good. 0 if it has
-// gone.
+// gone or cannot be seen: whether it has gone tells liveness_of().
 std::uint64_t process_start_time(pid_t pid);
 // How any process of this user ended, asked of the kernel: known while it is a zombie, and after it
 // was reaped on Linux 6.15 and newer. nullopt: it runs, or nobody knows.

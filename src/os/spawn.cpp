@@ -242,6 +242,7 @@ ChildProcess ChildProcess::spawn(const SpawnOptions& options) {
                       arguments.data(), options.environment ? environment.data() : environ,
                       getpid(),         report.write_end()};
   ChildProcess child;
+  child.generation_ = fork_generation();  // before the fork, from which on it counts
   child.pid_ = fork_child(launch);
   child.own_group_ = options.own_process_group;
   if (child.own_group_) setpgid(child.pid_, child.pid_);  // also here: whoever is first

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <thread>
 
@@ -287,6 +290,94 @@ TEST(SubreaperTest, OrphansComeToUs) {
     ::kill(orphan, SIGKILL);
     EXPECT_EQ(::waitpid(orphan, nullptr, 0), orphan);
   });
+}
+
+TEST(LivenessTest, OfAChild) {
+  auto child = sleeper();
+  const std::uint64_t start = process_start_time(child.pid());
+  EXPECT_EQ(liveness_of(child.pid(), start), Liveness::kAlive);
+  EXPECT_EQ(liveness_of_any(child.pid()), Liveness::kAlive);
+  EXPECT_EQ(liveness_by(child.pidfd()), Liveness::kAlive);
+  // The pid of another process than the one that is meant.
+  EXPECT_EQ(liveness_of(child.pid(), start + 1), Liveness::kDead);
+  child.kill(SIGKILL);
+  ASSERT_TRUE(eventually([&] { return liveness_by(child.pidfd()) == Liveness::kDead; }));
+  // Not reaped: a zombie does nothing any more.
+  EXPECT_EQ(liveness_of(child.pid(), start), Liveness::kDead);
+  EXPECT_EQ(process_state(child.pid()), 'Z');
+  ASSERT_TRUE(child.wait(soon()));
+  EXPECT_EQ(liveness_of(child.pid(), start), Liveness::kDead);
+  EXPECT_EQ(liveness_of_any(child.pid()), Liveness::kDead);
+  EXPECT_EQ(liveness_by(child.pidfd()), Liveness::kDead);
+}
+
+TEST(LivenessTest, OfNobody) {
+  EXPECT_EQ(liveness_of(0, 0), Liveness::kDead);
+  EXPECT_EQ(liveness_of(-1, 0), Liveness::kDead);
+  EXPECT_EQ(liveness_by(-1), Liveness::kUnknown);
+  const UniqueFd closed(::dup(0));
+  const int number = closed.get();
+  ::close(number);
+  EXPECT_EQ(liveness_by(number), Liveness::kUnknown);
+  ::dup2(0, number);  // for the destructor
+}
+
+TEST(LivenessTest, WithoutDescriptorsNothingIsGuessed) {
+  auto child = sleeper();
+  const std::uint64_t start = process_start_time(child.pid());
+  auto ended = shell("exit 0");
+  const std::uint64_t ended_start = process_start_time(ended.pid());
+  ASSERT_TRUE(ended.wait(soon()));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = ::dup(STDERR_FILENO);  // not 0: poll() takes no more than a process may have
+  ::close(next);
+  const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto alive = liveness_of(child.pid(), start);
+  const auto by_pidfd = liveness_by(child.pidfd());
+  const auto gone = liveness_of(ended.pid(), ended_start);
+  const std::uint64_t domain = process_domain();
+  const auto own = test::error_of([] { (void)own_start_time(); });
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(alive, Liveness::kUnknown);
+  EXPECT_EQ(by_pidfd, Liveness::kAlive);
+  EXPECT_EQ(gone, Liveness::kDead);  // the kernel says so without a descriptor
+  EXPECT_EQ(domain, process_domain());
+  EXPECT_NE(domain, 0U);
+  ASSERT_TRUE(own);
+  EXPECT_EQ(own->kind(), ErrorKind::kResource) << own->what();
+  EXPECT_EQ(own_start_time(), process_start_time(::getpid()));
+}
+
+// pthread_exit in main(): /proc says Z, and the process runs.
+TEST(LivenessTest, MainThreadHasEnded) {
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    std::thread([&] {
+      char got = 0;
+      ::close(pipe[1]);
+      [[maybe_unused]] const auto ignored = ::read(pipe[0], &got, 1);
+      ::_exit(7);
+    }).detach();
+    ::syscall(SYS_exit, 0);  // of this thread alone
+  }
+  const UniqueFd pidfd = open_pidfd(pid);
+  const std::uint64_t start = process_start_time(pid);
+  ASSERT_TRUE(eventually([&] {
+    return read_file(concat("/proc/", pid, "/stat")).value_or("").find(") Z ") != std::string::npos;
+  }));
+  EXPECT_EQ(liveness_of(pid, start), Liveness::kAlive);
+  EXPECT_EQ(liveness_by(pidfd.get()), Liveness::kAlive);
+  EXPECT_TRUE(eventually([&] { return process_state(pid) == 'S'; }));
+  EXPECT_EQ(exit_status_of(pid, pidfd.get()), std::nullopt);
+  ::close(pipe[1]);
+  ASSERT_TRUE(eventually([&] { return liveness_of(pid, start) == Liveness::kDead; }));
+  EXPECT_EQ(exit_status_of(pid, pidfd.get())->code, 7);
+  ASSERT_EQ(::waitpid(pid, nullptr, 0), pid);
+  ::close(pipe[0]);
 }
 
 }  // namespace
