@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/error.h"
@@ -13,6 +14,35 @@ namespace {
 
 constexpr int kPidBits = 22;  // PID_MAX_LIMIT
 constexpr std::size_t kSlotsBytes = kMostHolders * sizeof(ProcessWord);
+
+// A number of this process, found out again in a forked child. Two threads that find it old write
+// the same. 0 is not kept.
+class OncePerProcess {
+ public:
+  template <class Find>
+  std::uint64_t get(Find find) {
+    const unsigned generation = fork_generation();
+    // In this order: of another generation the number may be old or new.
+    const bool current = generation_.load(std::memory_order_acquire) == generation;
+    const std::uint64_t known = number_.load(std::memory_order_acquire);
+    if (current && known != 0) return known;
+    const std::uint64_t found = find();
+    number_.store(found, std::memory_order_release);
+    generation_.store(generation, std::memory_order_release);
+    return found;
+  }
+
+ private:
+  std::atomic<std::uint64_t> number_{0};
+  std::atomic<unsigned> generation_{0};
+};
+
+// As many as there can be blocks, and more, as a block can have several.
+std::size_t tickets_of(std::size_t region_bytes) {
+  constexpr std::size_t kSmallRegion = std::size_t{1} << 20;  // such as a file of one tensor
+  if (region_bytes < kSmallRegion) return 512;
+  return std::max<std::size_t>(8192, region_bytes / kBookPage);
+}
 
 constexpr std::uint64_t live(std::uint32_t generation) {
   return (std::uint64_t{generation} << 1) | 1;
@@ -29,43 +59,59 @@ pid_t pid_of(ProcessWord word) {
 }
 
 ProcessWord own_process_word() {
-  // Read again in a forked child. Two threads that find it old write the same.
-  static std::atomic<std::uint64_t> known_word{0};
-  static std::atomic<unsigned> known_generation{0};
-  const unsigned generation = fork_generation();
-  std::uint64_t word = known_word.load(std::memory_order_acquire);
-  if (word == 0 || known_generation.load(std::memory_order_acquire) != generation) {
-    word = process_word(getpid(), process_start_time(getpid()));
-    known_word.store(word, std::memory_order_release);
-    known_generation.store(generation, std::memory_order_release);
-  }
-  return word;
+  static OncePerProcess known;
+  return known.get([] { return process_word(getpid(), own_start_time()); });
 }
 
-bool is_running(ProcessWord word) {
-  const pid_t pid = pid_of(word);
-  const std::uint64_t start = process_start_time(pid);
-  if (start == 0 || process_word(pid, start) != word) return false;
-  const auto state = process_state(pid);
-  return state && *state != 'Z' && *state != 'X';
+std::uint64_t own_domain() {
+  static OncePerProcess known;
+  return known.get([] { return process_domain(); });
+}
+
+Liveness word_liveness(ProcessWord word, std::uint64_t domain) {
+  if (word == 0) return Liveness::kDead;
+  if (domain == 0 || domain != own_domain()) return Liveness::kUnknown;
+  return liveness_of(pid_of(word), word >> kPidBits);
+}
+
+void require_own_domain(std::uint64_t domain, const char* what) {
+  const std::uint64_t own = own_domain();
+  if (own == 0) {
+    fail(ErrorKind::kUnsupported, what,
+         ": /proc/self/ns cannot be read, so that no process can tell whether another one runs; "
+         "mount /proc");
+  }
+  if (domain == own) return;
+  fail(ErrorKind::kUnsupported, what, " is used by processes of another pid namespace (",
+       domain >> 32, ", this one is in ", own >> 32,
+       ") or time namespace: neither side could tell whether the other runs, and memory in use "
+       "would "
+       "be handed out; run both in one pid namespace (docker run --pid=container:<name>, "
+       "shareProcessNamespace: true), or pass tensors by to_bytes with strategy kFile");
 }
 
 std::size_t Book::head_bytes(std::size_t region_bytes) {
   const std::size_t pages = region_bytes / kBookPage;
-  const std::size_t bytes = sizeof(BookHead) + kSlotsBytes + pages * sizeof(BookEntry);
+  const std::size_t bytes = sizeof(BookHead) + kSlotsBytes +
+                            tickets_of(region_bytes) * sizeof(std::uint64_t) +
+                            pages * sizeof(BookEntry);
   return (bytes + kBookPage - 1) / kBookPage * kBookPage;
 }
 
 Book Book::create(std::byte* base, std::size_t region_bytes, BookHead::Kind kind,
                   ProcessWord owner) {
   auto* const head = new (base) BookHead;
+  head->bytes = region_bytes;  // says where entries begin
   const Book book(base);
   for (int i = 0; i < kMostHolders; ++i) new (&book.slots()[i]) std::atomic<ProcessWord>(0);
   for (std::size_t i = 0; i < region_bytes / kBookPage; ++i) new (&book.entries()[i]) BookEntry;
+  for (std::size_t i = 0; i < tickets_of(region_bytes); ++i) {
+    new (&book.tickets()[i]) std::atomic<std::uint64_t>(0);
+  }
   head->kind = kind;
-  head->bytes = region_bytes;
   head->first = head_bytes(region_bytes);
   head->owner = owner;
+  head->domain = own_domain();
   std::atomic_ref(head->magic).store(BookHead::kMagic, std::memory_order_release);
   return book;
 }
@@ -80,11 +126,34 @@ Book Book::open(std::byte* base, std::size_t region_bytes) {
     fail(ErrorKind::kInvalidArgument, "memory of ", region_bytes,
          " bytes from another process is no region of shared tensors of this version: refused");
   }
+  // Users of a file know each other by locks, which hold in all namespaces.
+  if (head.kind == BookHead::kOwned) require_own_domain(head.domain, "memory of shared tensors");
   return book;
 }
 
+std::atomic<std::uint64_t>* Book::tickets() const {
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(base_ + sizeof(BookHead) + kSlotsBytes);
+}
+
 BookEntry* Book::entries() const {
-  return reinterpret_cast<BookEntry*>(base_ + sizeof(BookHead) + kSlotsBytes);
+  return reinterpret_cast<BookEntry*>(tickets() + tickets_of(head().bytes));
+}
+
+// A ticket lies at the place that its number says. Numbers whose place is taken are left out.
+std::uint64_t Book::issue_ticket() const {
+  const std::size_t count = tickets_of(head().bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t ticket = head().last_ticket.fetch_add(1, std::memory_order_relaxed) + 1;
+    std::uint64_t nothing = 0;
+    if (tickets()[ticket % count].compare_exchange_strong(nothing, ticket)) return ticket;
+  }
+  fail(ErrorKind::kResource, "to_bytes: ", count, " handles as bytes of the memory of pid ",
+       pid_of(head().owner), " were not turned into tensors yet, which is the most");
+}
+
+bool Book::redeem_ticket(std::uint64_t ticket) const {
+  const std::size_t count = tickets_of(head().bytes);
+  return ticket != 0 && tickets()[ticket % count].compare_exchange_strong(ticket, 0);
 }
 
 BookEntry& Book::entry(std::uint64_t offset) const { return entries()[offset / kBookPage]; }
@@ -96,6 +165,10 @@ bool Book::is_block(std::uint64_t offset, std::uint64_t bytes) const {
 }
 
 int Book::claim_slot(ProcessWord process) const {
+  // Also a forked child may be in another namespace than its parent.
+  if (head().kind == BookHead::kOwned) {
+    require_own_domain(head().domain, "memory of shared tensors");
+  }
   for (int pass = 0; pass < 2; ++pass) {
     for (int i = 0; i < kMostHolders; ++i) {
       auto& slot = slots()[i];

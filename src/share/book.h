@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "base/id.h"
+#include "os/process.h"
 
 namespace convoy::share {
 
@@ -20,6 +21,7 @@ namespace convoy::share {
 //
 //   Head       one; what the region is
 //   slots      which process has which bit
+//   tickets    handles as bytes that nobody has turned into a tensor yet
 //   entries    one for each page of the region, used for the page at which a block begins
 //   blocks     the memory itself, from `first` on
 //
@@ -37,7 +39,7 @@ inline constexpr std::size_t kHolderWords = 4;
 inline constexpr int kMostHolders = static_cast<int>(kHolderWords) * 64;
 
 struct BookHead {
-  static constexpr std::uint64_t kMagic = 0x314b4f4f42565643;  // "CVVBOOK1"
+  static constexpr std::uint64_t kMagic = 0x324b4f4f42565643;  // "CVVBOOK2"
   enum Kind : std::uint32_t {
     kOwned = 1,  // memory of one process, which hands out blocks; slots hold pids
     kNamed = 2,  // one block in a file that its users own together; slots hold process numbers
@@ -50,7 +52,10 @@ struct BookHead {
   std::uint64_t first = 0;                // where blocks begin
   std::uint64_t owner = 0;                // ProcessWord of who made it
   std::atomic<std::uint32_t> retired{0};  // 1: no block is in use or will be: unmap it
-  std::array<std::uint32_t, 5> padding{};
+  std::uint32_t padding = 0;
+  std::uint64_t domain = 0;  // process_domain() of the owner, in which pids of slots are meant
+  // Of the ticket that was given out last; counted up by whoever wants one, relaxed.
+  std::atomic<std::uint64_t> last_ticket{0};
 };
 static_assert(sizeof(BookHead) == 64);
 
@@ -68,10 +73,20 @@ static_assert(sizeof(BookEntry) == 64);
 using ProcessWord = std::uint64_t;
 ProcessWord process_word(pid_t pid, std::uint64_t start_time);
 pid_t pid_of(ProcessWord word);
-// Of this process. Correct in a forked child.
+// Of this process. Correct in a forked child. kResource where descriptors have run out before it
+// was asked for the first time, kUnsupported without /proc.
 ProcessWord own_process_word();
-// Whether the process that the word names runs.
-bool is_running(ProcessWord word);
+// Whether the process that the word names runs. The word was written in this `domain`
+// (process_domain()); from another one nothing can be said: kUnknown.
+Liveness word_liveness(ProcessWord word, std::uint64_t domain);
+inline bool is_dead(ProcessWord word, std::uint64_t domain) {
+  return word_liveness(word, domain) == Liveness::kDead;
+}
+// process_domain(), looked up once in each process.
+std::uint64_t own_domain();
+// Before a process uses what others with words of `domain` use: throws kUnsupported if they could
+// not find out whether it runs, nor it whether they do.
+void require_own_domain(std::uint64_t domain, const char* what);
 
 // A view of a book in mapped memory. A value; all methods may be called from any thread of any
 // process that has the memory mapped, except where the owner is named.
@@ -123,10 +138,17 @@ class Book {
 
   std::optional<std::uint32_t> generation(std::uint64_t offset) const;  // nullopt: no block there
 
+  // The right to leave_transit() once, for who is not known beforehand: no two of a region are ever
+  // equal. kResource when too many are under way.
+  std::uint64_t issue_ticket() const;
+  // False: it was redeemed before, or is none.
+  bool redeem_ticket(std::uint64_t ticket) const;
+
  private:
   std::atomic<ProcessWord>* slots() const {
     return reinterpret_cast<std::atomic<ProcessWord>*>(base_ + sizeof(BookHead));
   }
+  std::atomic<std::uint64_t>* tickets() const;
   BookEntry* entries() const;
   bool unheld(const BookEntry& entry) const;
 

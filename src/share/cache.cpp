@@ -1,10 +1,14 @@
 #include "share/cache.h"
 
+#include <ATen/MapAllocator.h>
+#include <c10/core/CPUAllocator.h>
+
 #include <atomic>
 #include <cstring>
 
 #include "base/error.h"
 #include "os/fork_guard.h"
+#include "os/mapping.h"
 #include "transport/shm/fabric.h"
 
 namespace convoy::share {
@@ -27,9 +31,30 @@ void release_context(void* context) { delete static_cast<StorageContext*>(contex
 
 // nullptr if the memory is not ours.
 const StorageContext* context_of(const c10::Storage& storage) {
-  const c10::DataPtr& data = storage.data_ptr();
+  const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &release_context ? static_cast<StorageContext*>(data.get_context())
                                                 : nullptr;
+}
+
+// The mapping that a storage is in, if others may have it too and can write to it. Memory of the
+// usual allocators is not looked at: this costs system calls.
+std::optional<Mapping> outside_mapping(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  const auto deleter = data.get_deleter();
+  if (!data.get() || deleter == c10::GetDefaultCPUAllocator()->raw_deleter() ||
+      deleter == c10::GetCPUAllocator()->raw_deleter()) {
+    return std::nullopt;
+  }
+  auto found = mapping_of(data.get());
+  if (!found || !found->shared || !found->writable) return std::nullopt;
+  return found;
+}
+
+// Of the memory that torch shares by descriptor; -1 if it is none.
+int torch_descriptor(const c10::Storage& storage) {
+  const auto* const torch =
+      at::MapAllocator::fromDataPtr(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+  return torch ? torch->fd() : -1;
 }
 
 Lease allocate_block(std::size_t bytes, Strategy strategy) {
@@ -113,6 +138,30 @@ void SharedCache::replace_memory(const c10::Storage& storage, Lease lease, std::
   state.unlock();
 }
 
+std::optional<Lease> SharedCache::lease_outside(const c10::Storage& storage) {
+  const auto mapping = outside_mapping(storage);
+  if (!mapping) return std::nullopt;
+  const auto* const data = static_cast<const std::byte*>(storage.data());
+  UniqueFd fd;
+  const bool whole =
+      mapping->file_offset == 0 && data >= mapping->begin &&
+      storage.nbytes() <= mapping->bytes - static_cast<std::size_t>(data - mapping->begin);
+  if (whole) fd = descriptor_of(*mapping, torch_descriptor(storage));
+  if (!fd) {
+    fail(
+        ErrorKind::kUnsupported, "a tensor of ", storage.nbytes(),
+        " bytes is in memory that this process shares with others already, in a way that cannot be "
+        "passed on (no descriptor of it is open here, or it is only a part of a file); moving it "
+        "would cut the others off: share a clone()");
+  }
+  return Depot::instance().lease_outside_memory({.fd = std::move(fd),
+                                                 .mapped = mapping->begin,
+                                                 .mapped_bytes = mapping->bytes,
+                                                 .data = data,
+                                                 .bytes = storage.nbytes(),
+                                                 .keep = std::make_shared<c10::Storage>(storage)});
+}
+
 Parcel SharedCache::share(const c10::Storage& storage, Strategy strategy) {
   if (!storage.device().is_cpu()) {
     fail(ErrorKind::kUnsupported, "memory of ", storage.device().str(), " cannot be shared here");
@@ -120,6 +169,10 @@ Parcel SharedCache::share(const c10::Storage& storage, Strategy strategy) {
   if (context_of(storage)) return {storage, {}};
   const std::size_t bytes = storage.nbytes();
   if (auto lease = Depot::instance().lease_group_memory(storage.data(), bytes)) {
+    insert(*state_.lock(), storage.data(), storage, 0);
+    return {storage, std::move(*lease)};
+  }
+  if (auto lease = lease_outside(storage)) {
     insert(*state_.lock(), storage.data(), storage, 0);
     return {storage, std::move(*lease)};
   }
@@ -144,7 +197,7 @@ void SharedCache::share_together(const std::vector<c10::Storage>& storages) {
     const Lease block = Depot::instance().allocate(bytes);
     std::uint64_t offset = 0;
     for (std::size_t i = first; i < next; ++i) {
-      if (is_shared(storages[i])) continue;  // also one that came twice
+      if (stays(storages[i])) continue;  // also one that came twice
       replace_memory(storages[i], block.copy(), offset);
       offset += room(storages[i]);
     }
@@ -169,8 +222,13 @@ c10::Storage SharedCache::storage_of(const Lease& lease, std::uint64_t offset, s
 bool SharedCache::is_shared(const c10::Storage& storage) {
   if (!storage.device().is_cpu() || storage.nbytes() == 0) return false;
   if (context_of(storage)) return true;
+  const void* const data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   shm::Fabric* const fabric = shm::Fabric::existing();
-  return fabric && fabric->locate(storage.data(), storage.nbytes());
+  return data && fabric && fabric->locate(data, storage.nbytes());
+}
+
+bool SharedCache::stays(const c10::Storage& storage) {
+  return is_shared(storage) || outside_mapping(storage).has_value();
 }
 
 std::size_t SharedCache::size() const { return state_.lock()->entries.size(); }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace convoy::share {
 // A storage that is under way: it and its memory are kept until the receiver has it.
 struct Parcel {
   c10::Storage storage;
-  Lease lease;  // of memory of a group; other storages hold theirs themselves
+  Lease lease;  // of memory of a group, or torch's; other storages hold theirs themselves
 };
 
 // Where a storage's memory lies.
@@ -36,7 +37,9 @@ class SharedCache {
   static SharedCache& instance();
 
   // Makes the storage's memory shared, in place, if it is not: a copy, once. It is not empty.
-  // Throws kResource, kUnsupported for memory that is not the CPU's.
+  // Memory that others share already (torch, mmap) stays where it is: who has it would be cut off.
+  // Throws kResource, kUnsupported for memory that is not the CPU's, or that others share and that
+  // cannot be passed on.
   Parcel share(const c10::Storage& storage, Strategy strategy);
   static Place place_of(const Parcel& parcel);
   // The same for many small ones, which then lie side by side in few blocks: their memory is free
@@ -49,6 +52,9 @@ class SharedCache {
 
   // True for memory of this module's, and for memory of a group.
   static bool is_shared(const c10::Storage& storage);
+  // True for these, and for memory that others share: share() does not move it. kResource if that
+  // cannot be found out.
+  static bool stays(const c10::Storage& storage);
 
   std::size_t size() const;  // entries
   // Drops entries whose storage is gone, which only those of groups' memory leave; the rest.
@@ -68,6 +74,7 @@ class SharedCache {
   };
 
   SharedCache();
+  static std::optional<Lease> lease_outside(const c10::Storage& storage);
   c10::DataPtr adopt(Lease lease, std::uint64_t offset, std::uint64_t serial);
   void replace_memory(const c10::Storage& storage, Lease lease, std::uint64_t offset);
   void forget(const void* data, std::uint64_t serial) noexcept;

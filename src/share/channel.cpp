@@ -99,10 +99,10 @@ struct Outbox {
   std::shared_ptr<Depot::Reaper> reaper;  // of this object
 };
 
-// Of channels that are gone.
+// Of channels that are gone. A forked child has none: those of its parent are its parent's.
 Guarded<std::vector<std::shared_ptr<Outbox>>>& orphans() {
-  static auto* const boxes = new Guarded<std::vector<std::shared_ptr<Outbox>>>;
-  return *boxes;
+  static PerProcess<Guarded<std::vector<std::shared_ptr<Outbox>>>> boxes;
+  return boxes.get();
 }
 
 void reap_orphans() {
@@ -204,6 +204,12 @@ struct Channel::Impl {
 
 Channel::Impl& Channel::impl() const {
   if (!impl_) fail(ErrorKind::kInvalidArgument, "this Channel holds no channel");
+  // Its rings are still mapped: what a child wrote, the peer would take for its parent's.
+  if (impl_->generation != fork_generation()) {
+    fail(ErrorKind::kUnsupported,
+         "a channel cannot be used in a forked child: it is that of the process that forked this "
+         "one; make a channel in the child (connect), or start it with spawn");
+  }
   return *impl_;
 }
 
@@ -253,7 +259,10 @@ std::optional<Message> Channel::try_receive() const {
   return impl().receive(impl().deadline());
 }
 
-void Channel::close() const { impl().link.close(); }
+void Channel::close() const {
+  if (impl_ && impl_->generation != fork_generation()) return;  // a forked child's copy
+  impl().link.close();
+}
 
 struct ChannelListener::Impl {
   Impl(const std::string& folder, const std::string& name) : listener(folder, name) {}

@@ -56,9 +56,11 @@ Lease Depot::allocate(std::size_t bytes) {
   };
   if (bytes > SIZE_MAX / 4)
     fail(ErrorKind::kResource, "shared memory of ", bytes, " bytes: too large");
+  std::vector<std::shared_ptr<void>> dropped;  // let go of after the lock
   {
     auto state = state_->lock();
     state->look_at_abandoned(kLooksEachTime);
+    dropped.swap(state->dropped);
     if (auto place = state->pool.take(bytes)) return lease(*state, std::move(*place));
   }
   run_reapers();
@@ -126,14 +128,7 @@ std::optional<Lease> Depot::lease_group_memory(const void* data, std::size_t byt
   const auto* const address = static_cast<const std::byte*>(data);
   {
     auto state = state_->lock();
-    const auto found = state->guests.find(address);
-    if (found != state->guests.end()) {
-      Holding* const holding = state->holdings.at(found->second).get();
-      if (holding->ref.bytes >= bytes) {
-        ++holding->count;
-        return Lease(this, holding);
-      }
-    }
+    if (Holding* const known = state->find_guest(address, bytes)) return Lease(this, known);
   }
   auto shared = fabric->share_segment(location.segment);
   // The entry of a page of ours stands for the block.
@@ -145,13 +140,8 @@ std::optional<Lease> Depot::lease_group_memory(const void* data, std::size_t byt
     state->remember(region);
   }
   Holding* const holding = page.holding_;
-  holding->ref.memory = region;
-  holding->ref.offset = location.offset;
-  holding->ref.bytes = bytes;
-  holding->data = region->data() + location.offset;
-  holding->guest = true;
+  state->make_guest(holding, region, location.offset, bytes, address);
   const auto* const entry = &holding->ref.book->book().entry(holding->ref.entry);
-  state->guests[address] = entry;
   const std::uint32_t generation = holding->ref.generation;
   state.unlock();
   fabric->quarantine(location, [this, entry, generation] {
@@ -163,6 +153,24 @@ std::optional<Lease> Depot::lease_group_memory(const void* data, std::size_t byt
   return page;
 }
 
+Lease Depot::lease_outside_memory(OutsideMemory memory) {
+  {
+    auto state = state_->lock();
+    // Nothing else can lie there: what is leased is kept.
+    if (Holding* const known = state->find_guest(memory.data, memory.bytes)) return {this, known};
+  }
+  Lease page = allocate(1);
+  // Not remembered: it is mapped only as long as this block is, so that others of the same file
+  // must not use it.
+  const auto region = Region::borrow(std::move(memory.fd), memory.mapped, memory.mapped_bytes,
+                                     Region::Kind::kOutside);
+  auto state = state_->lock();
+  const auto offset = static_cast<std::uint64_t>(memory.data - memory.mapped);
+  state->make_guest(page.holding_, region, offset, memory.bytes, memory.data);
+  page.holding_->keep = std::move(memory.keep);
+  return page;
+}
+
 Lease Depot::open(const BlockRef& ref) {
   const Book& book = ref.book->book();
   const std::uint64_t inside = ref.book == ref.memory ? ref.bytes : 1;
@@ -170,7 +178,8 @@ Lease Depot::open(const BlockRef& ref) {
   if (!book || !book.is_block(ref.entry, inside) || ref.bytes == 0 || ref.offset > memory.bytes() ||
       ref.bytes > memory.bytes() - ref.offset ||
       (ref.book == ref.memory && ref.offset != ref.entry) ||
-      (ref.book != ref.memory && memory.kind() != Region::Kind::kPlain)) {
+      (ref.book != ref.memory && memory.kind() != Region::Kind::kPlain &&
+       memory.kind() != Region::Kind::kOutside)) {
     fail(ErrorKind::kInvalidArgument, "a handle names ", ref.bytes, " bytes at offset ", ref.offset,
          " of shared memory of ", memory.bytes(), ": refused");
   }
@@ -184,8 +193,8 @@ Lease Depot::open(const BlockRef& ref) {
   const auto found = state->holdings.find(entry);
   if (found != state->holdings.end()) {
     Holding* const holding = found->second.get();
-    if (holding->ref.generation != ref.generation || holding->data != memory.data() + ref.offset ||
-        holding->ref.bytes < ref.bytes) {
+    if (holding->ref.generation != ref.generation || holding->ref.memory->key() != memory.key() ||
+        holding->ref.offset != ref.offset || holding->ref.bytes < ref.bytes) {
       gone();
     }
     ++holding->count;
@@ -220,13 +229,17 @@ void Depot::retain(Holding* holding) {
 void Depot::release(Holding* holding) noexcept {
   // In a forked child the leases are its parent's; it keeps what it inherited until it ends.
   if (fork_generation() != generation_) return;
-  std::shared_ptr<Region> last;  // unmapped after the lock
+  std::shared_ptr<Region> last;                // unmapped after the lock
+  std::vector<std::shared_ptr<void>> dropped;  // likewise
   auto state = state_->lock();
   if (--holding->count > 0) return;
   const auto* const entry = &holding->ref.book->book().entry(holding->ref.entry);
   const Book& book = holding->ref.book->book();
   if (holding->slot < 0) {
-    if (holding->guest || !state->end_own(entry)) state->abandoned.push_back(entry);
+    // Memory of groups is asked for by the Fabric.
+    const bool of_group = holding->guest && !holding->keep;
+    if (of_group || !state->end_own(entry)) state->abandoned.push_back(entry);
+    dropped.swap(state->dropped);
     return;
   }
   book.release(holding->ref.entry, holding->slot);
@@ -247,11 +260,13 @@ void Depot::release(Holding* holding) noexcept {
 std::shared_ptr<Region> Depot::adopt(UniqueFd fd, std::size_t bytes, Region::Kind kind) {
   auto state = state_->lock();
   if (auto region = state->known(Segment::key_of(fd.get()))) {
-    if (region->bytes() != bytes || region->kind() != kind) {
+    // A file of others may have been mapped before it grew.
+    const bool other_part = kind == Region::Kind::kOutside && region->kind() == kind;
+    if (region->bytes() == bytes && region->kind() == kind) return region;
+    if (!other_part) {
       fail(ErrorKind::kInvalidArgument, "shared memory was announced with ", bytes,
            " bytes and is known with ", region->bytes());
     }
-    return region;
   }
   auto region = Region::adopt(std::move(fd), bytes, kind);
   state->remember(region);
@@ -288,9 +303,11 @@ void Depot::run_reapers() {
 std::size_t Depot::trim() {
   run_reapers();
   std::vector<std::shared_ptr<Region>> unused;
+  std::vector<std::shared_ptr<void>> dropped;
   std::size_t bytes = 0;
   auto state = state_->lock();
   state->sweep();
+  dropped.swap(state->dropped);
   while (auto region = state->pool.take_unused()) {
     bytes += region->bytes();
     region->book().head().retired.store(1);
@@ -302,9 +319,11 @@ std::size_t Depot::trim() {
 
 Depot::Stats Depot::stats() {
   run_reapers();
+  std::vector<std::shared_ptr<void>> dropped;
   auto state = state_->lock();
   state->look_for_deaths();
   state->sweep();
+  dropped.swap(state->dropped);
   Stats stats{.pool_bytes = state->pool.bytes(), .pool_regions = state->pool.regions()};
   for (const auto& [entry, holding] : state->holdings) {
     if (holding->slot >= 0) {

@@ -68,6 +68,17 @@ class Depot {
   // Memory of a group that begins at `data`, nullopt if it is none. Keeps it from being handed out
   // again while anybody has a lease on it.
   std::optional<Lease> lease_group_memory(const void* data, std::size_t bytes);
+  // Memory that others of this process share, and that stays where it is: for as long as anybody
+  // has a lease on it, or uses it in another process, `keep` is kept.
+  struct OutsideMemory {
+    UniqueFd fd;                  // of the file that is mapped
+    std::byte* mapped = nullptr;  // from its beginning
+    std::size_t mapped_bytes = 0;
+    const std::byte* data = nullptr;  // of the block
+    std::size_t bytes = 0;
+    std::shared_ptr<void> keep;
+  };
+  Lease lease_outside_memory(OutsideMemory memory);
   // Another reference to a block, which a handle names. Throws kPeerLost if the block is no more.
   Lease open(const BlockRef& ref);
 

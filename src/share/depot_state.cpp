@@ -1,7 +1,5 @@
 #include "share/depot_state.h"
 
-#include <poll.h>
-
 #include <algorithm>
 
 #include "os/machine.h"
@@ -26,6 +24,25 @@ Holding* Depot::State::add(BlockRef ref) {
   auto* const made = holding.get();
   holdings[&made->ref.book->book().entry(made->ref.entry)] = std::move(holding);
   return made;
+}
+
+Holding* Depot::State::find_guest(const std::byte* address, std::size_t bytes) {
+  const auto found = guests.find(address);
+  if (found == guests.end()) return nullptr;
+  Holding* const holding = holdings.at(found->second).get();
+  if (holding->ref.bytes < bytes) return nullptr;
+  ++holding->count;
+  return holding;
+}
+
+void Depot::State::make_guest(Holding* holding, const std::shared_ptr<Region>& region,
+                              std::uint64_t offset, std::size_t bytes, const std::byte* address) {
+  holding->ref.memory = region;
+  holding->ref.offset = offset;
+  holding->ref.bytes = bytes;
+  holding->data = region->data() + offset;
+  holding->guest = address;
+  guests[address] = &holding->ref.book->book().entry(holding->ref.entry);
 }
 
 std::shared_ptr<Region> Depot::State::known(const Segment::Key& key) {
@@ -53,7 +70,8 @@ int Depot::State::slot_in(const Region& region) {
 bool Depot::State::end_own(const BookEntry* entry) {
   Holding& holding = *holdings.at(entry);
   if (!holding.ref.book->book().try_end(holding.ref.entry)) return false;
-  if (holding.guest) guests.erase(holding.data);
+  if (holding.guest) guests.erase(holding.guest);
+  if (holding.keep) dropped.push_back(std::move(holding.keep));
   pool.give_back(holding.place);
   holdings.erase(entry);
   return true;
@@ -80,23 +98,28 @@ void Depot::State::drop_user(ProcessWord user) {
   });
 }
 
+// A pidfd that is held is asked. Without one the kernel is, and a pidfd is kept if there is one: it
+// needs no descriptor when none is left.
+bool Depot::State::is_gone(ProcessWord user, UniqueFd& pidfd) {
+  if (pidfd && liveness_by(pidfd.get()) != Liveness::kUnknown) {
+    return liveness_by(pidfd.get()) == Liveness::kDead;
+  }
+  // Opened before the look at its start time: so it is that process's, or is not kept.
+  pidfd = open_pidfd(pid_of(user));
+  const Liveness found = word_liveness(user, own_domain());
+  if (found != Liveness::kAlive) pidfd.reset();
+  return found == Liveness::kDead;
+}
+
 void Depot::State::look_for_deaths() {
   pool.for_each_region([&](const std::shared_ptr<Region>& region) {
     for (int i = 0; i < kMostHolders; ++i) {
       const ProcessWord user = region->book().slot(i);
-      if (user == 0 || users.contains(user)) continue;
-      // Opened before the look at its start time: so it is that process's, or that of none.
-      UniqueFd pidfd = open_pidfd(pid_of(user));
-      if (is_running(user)) {
-        users[user] = std::move(pidfd);  // empty where descriptors have run out
-      } else {
-        region->book().drop_slot(i);
-      }
+      if (user != 0) users.try_emplace(user);
     }
   });
   for (auto i = users.begin(); i != users.end();) {
-    pollfd item{i->second.get(), POLLIN, 0};
-    const bool gone = i->second ? ::poll(&item, 1, 0) > 0 : !is_running(i->first);
+    const bool gone = is_gone(i->first, i->second);
     if (gone) drop_user(i->first);
     i = gone ? users.erase(i) : std::next(i);
   }

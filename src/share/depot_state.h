@@ -25,7 +25,9 @@ struct Holding {
   std::size_t count = 0;   // leases
   int slot = -1;           // this process's bit, where the block is another's
   Pool::Place place = {};  // where it is our own
-  bool guest = false;      // ours, for memory of a group
+  // The block is an entry of ours that stands for memory which is not of the pool, at this address.
+  const std::byte* guest = nullptr;
+  std::shared_ptr<void> keep = {};  // of memory that others share: keeps it mapped
 };
 
 struct Depot::State {
@@ -34,8 +36,10 @@ struct Depot::State {
   std::vector<const BookEntry*> abandoned;  // ours, no lease here, somebody holds them
   std::size_t next_look = 0;
   std::map<Segment::Key, std::weak_ptr<Region>> regions;
-  std::unordered_map<const std::byte*, const BookEntry*> guests;  // memory of groups, by address
-  std::map<ProcessWord, UniqueFd> users;                          // of our pool: pidfds
+  std::unordered_map<const std::byte*, const BookEntry*> guests;  // by address
+  // What blocks have kept that ended. Whoever has the lock takes them and lets go of them after it.
+  std::vector<std::shared_ptr<void>> dropped;
+  std::map<ProcessWord, UniqueFd> users;  // of our pool: pidfds
   std::vector<std::weak_ptr<Reaper>> reapers;
   std::function<std::uint64_t()> headroom;  // bytes by which the pool may grow
   std::optional<NamedFolder> named;
@@ -45,6 +49,11 @@ struct Depot::State {
 
   // With one lease.
   Holding* add(BlockRef ref);
+  // Another lease of memory that is not of the pool, if it has one.
+  Holding* find_guest(const std::byte* address, std::size_t bytes);
+  // The block stands for so many bytes of `region` from now on, which lie at `address` here.
+  void make_guest(Holding* holding, const std::shared_ptr<Region>& region, std::uint64_t offset,
+                  std::size_t bytes, const std::byte* address);
   std::shared_ptr<Region> known(const Segment::Key& key);
   void remember(const std::shared_ptr<Region>& region);
   // This process's bit in a region of others.
@@ -61,6 +70,7 @@ struct Depot::State {
 
  private:
   void drop_user(ProcessWord user);
+  static bool is_gone(ProcessWord user, UniqueFd& pidfd);
 };
 
 // What becomes of a Depot when its process forks.

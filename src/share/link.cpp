@@ -24,7 +24,8 @@ constexpr int kMostInVain = 3;
 constexpr auto kLookInterval = std::chrono::milliseconds(1);
 constexpr int kExitGraceMs = 200;
 constexpr std::uint32_t kMostRegions = 1 << 16;
-constexpr std::size_t kMostPassed = 256;  // descriptors that no message has asked for yet
+constexpr std::uint32_t kMostNumbers = 1U << 31;  // WireBlock::kLocal
+constexpr std::size_t kMostPassed = 256;          // descriptors that no message has asked for yet
 constexpr const char* kGone = "closed the channel or ended";
 
 // Spinning keeps the awaited process off the only core.
@@ -64,6 +65,8 @@ void Link::close() noexcept {
 }
 
 bool Link::look() {
+  // What came to an end that was not used yet is for who gets it by release().
+  if (!greeted_.load(std::memory_order_acquire)) return !lost();
   const std::scoped_lock lock(pump_mutex_);
   pump_if_idle();
   return !lost();
@@ -93,7 +96,7 @@ void Link::fail_lost(const char* operation) {
   const std::string who = peer();
   check_open(operation);
   const std::scoped_lock lock(pump_mutex_);
-  fail(ErrorKind::kPeerLost, operation, ": ", who, " ", why_lost_);
+  fail(lost_kind_, operation, ": ", who, " ", why_lost_);
 }
 
 void Link::greet(const Deadline& deadline) {
@@ -101,7 +104,12 @@ void Link::greet(const Deadline& deadline) {
   const std::scoped_lock lock(greet_mutex_);
   if (greeted_.load()) return;
   out_ = Ring::create();
-  send_frame({.type = LinkFrame::kHello, .process = own_process_word(), .bytes = out_.bytes()},
+  const std::uint64_t domain = own_domain();
+  send_frame({.type = LinkFrame::kHello,
+              .process = own_process_word(),
+              .bytes = out_.bytes(),
+              .index = static_cast<std::uint32_t>(domain >> 32),
+              .kind = static_cast<std::uint32_t>(domain)},
              out_.fd(), deadline);
   greeted_.store(true, std::memory_order_release);
 }
@@ -152,9 +160,10 @@ void Link::wake_peer(std::atomic<std::uint32_t>& sleeps) {
   lose(kGone);
 }
 
-void Link::lose(const std::string& why) {
+void Link::lose(const std::string& why, ErrorKind kind) {
   if (lost()) return;
   why_lost_ = why;
+  lost_kind_ = kind;
   lost_.store(true, std::memory_order_release);
 }
 
@@ -174,26 +183,31 @@ void Link::take(const LinkFrame& frame) {
   if (frame.type == LinkFrame::kHello) {
     want(1);
     if (has_ring_) fail(ErrorKind::kInvalidArgument, "a second greeting");
+    require_own_domain(std::uint64_t{frame.index} << 32 | frame.kind, "this channel");
     in_ = Ring::adopt(std::move(descriptors_[0]), frame.bytes);
     descriptors_.clear();
     peer_ = frame.process;
     if (peer_ != own_process_word()) {
+      // Opened before the look at its start time: so it is that process's, or is not kept. Then the
+      // socket will tell.
       pidfd_ = open_pidfd(pid_of(peer_));
-      if (!is_running(peer_)) pidfd_.reset();  // then the socket will tell
+      if (word_liveness(peer_, own_domain()) != Liveness::kAlive) pidfd_.reset();
     }
     has_ring_ = true;
   } else if (frame.type == LinkFrame::kRegion) {
-    if (frame.index != regions_.size() || frame.index >= kMostRegions) {
-      fail(ErrorKind::kInvalidArgument, "memory ", frame.index, " after ", regions_.size());
+    if (frame.index != next_region_ || regions_.size() >= kMostRegions) {
+      fail(ErrorKind::kInvalidArgument, "memory ", frame.index, " after ", next_region_);
     }
     const auto kind = static_cast<Region::Kind>(frame.kind);
-    if (kind == Region::Kind::kPool || kind == Region::Kind::kPlain) {
+    if (kind == Region::Kind::kPool || kind == Region::Kind::kPlain ||
+        kind == Region::Kind::kOutside) {
       want(1);
       // What its owner has given up is unmapped here too.
-      for (auto& region : regions_) {
-        if (region && region->book() && region->book().head().retired.load() != 0) region.reset();
-      }
-      regions_.push_back(Depot::instance().adopt(std::move(descriptors_[0]), frame.bytes, kind));
+      std::erase_if(regions_, [](const auto& known) {
+        return known.second->book() && known.second->book().head().retired.load() != 0;
+      });
+      regions_.emplace(next_region_++,
+                       Depot::instance().adopt(std::move(descriptors_[0]), frame.bytes, kind));
       descriptors_.clear();
     } else {
       fail(ErrorKind::kInvalidArgument, "memory of unknown kind ", frame.kind);
@@ -233,7 +247,10 @@ void Link::pump() {
     }
   } catch (const Error& error) {
     drained_ = true;
-    return lose(concat("sent something unusable: ", error.what()));
+    const bool other_namespace = error.kind() == ErrorKind::kUnsupported;
+    return lose(
+        concat(other_namespace ? "cannot be reached: " : "sent something unusable: ", error.what()),
+        other_namespace ? ErrorKind::kUnsupported : ErrorKind::kPeerLost);
   }
   if (!lost()) find_out_how_it_ended();
 }
@@ -243,7 +260,8 @@ void Link::find_out_how_it_ended() {
   if (pidfd_) {
     // A dying process closes its socket a moment before its pidfd tells.
     pollfd item{pidfd_.get(), POLLIN, 0};
-    if (::poll(&item, 1, drained_ ? kExitGraceMs : 0) > 0) {
+    if (drained_) ::poll(&item, 1, kExitGraceMs);
+    if (liveness_by(pidfd_.get()) == Liveness::kDead) {
       const auto status = exit_status_of(pid_of(peer_), pidfd_.get());
       return lose(status ? concat("ended with ", status->to_string()) : "ended");
     }
@@ -327,8 +345,8 @@ std::uint32_t Link::introduce(const std::shared_ptr<Region>& region, const Deadl
   if (found != introduced_.end()) return found->second;
   check_open("send");
   greet(deadline);
-  const auto index = static_cast<std::uint32_t>(introduced_.size());
-  if (index >= kMostRegions) {
+  const std::uint32_t index = next_introduced_;
+  if (introduced_.size() >= kMostRegions || index >= kMostNumbers) {
     fail(ErrorKind::kResource, "send: a channel carries at most ", kMostRegions,
          " pieces of memory; make another channel");
   }
@@ -337,7 +355,9 @@ std::uint32_t Link::introduce(const std::shared_ptr<Region>& region, const Deadl
                         .index = index,
                         .kind = static_cast<std::uint32_t>(region->kind())};
   send_frame(frame, region->fd(), deadline);
-  introduced_.emplace(region->serial(), index);
+  ++next_introduced_;
+  // One tensor each: there can be any number of them, and the peer keeps none.
+  if (region->kind() != Region::Kind::kOutside) introduced_.emplace(region->serial(), index);
   return index;
 }
 
@@ -383,6 +403,11 @@ std::vector<std::byte> Link::receive(const Deadline& deadline) {
   if (!has_ring_) {
     check_open("receive");
     greet(deadline);
+    {
+      // The peer may have ended before this side was used: what it sent counts.
+      const std::scoped_lock lock(pump_mutex_);
+      pump_if_idle();
+    }
     if (!sleep(deadline, [&] { return has_ring_ || lost() || closed(); })) {
       fail(ErrorKind::kTimeout, "receive: the peer has not used its end of the channel yet");
     }
@@ -425,13 +450,15 @@ UniqueFd Link::passed(std::uint32_t index) {
 
 std::shared_ptr<Region> Link::region(std::uint32_t index) {
   std::unique_lock lock(pump_mutex_);
-  const auto known = [&] { return index < regions_.size(); };
-  pump_until(lock, known);
-  if (!known() || !regions_[index]) {
+  pump_until(lock, [&] { return index < next_region_; });
+  const auto found = regions_.find(index);
+  if (found == regions_.end()) {
     fail(ErrorKind::kInvalidArgument, "receive: a message refers to memory ", index,
          " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");
   }
-  return regions_[index];
+  const auto region = found->second;
+  if (region->kind() == Region::Kind::kOutside) regions_.erase(found);
+  return region;
 }
 
 void Link::finish() { in_.finish(); }

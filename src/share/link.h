@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "convoy/error.h"
 #include "os/socket.h"
 #include "share/region.h"
 #include "share/ring.h"
@@ -23,14 +24,14 @@ struct LinkFrame {
     kBye = 4,         // the last one: the end was closed. Without it, its process has ended
     kDescriptor = 5,  // with any descriptor, for a message that comes
   };
-  static constexpr std::uint32_t kMagic = 0x314c5643;  // "CVL1"
+  static constexpr std::uint32_t kMagic = 0x324c5643;  // "CVL2"
 
   std::uint32_t magic = kMagic;
   std::uint32_t type = 0;
   std::uint64_t process = 0;  // kHello: ProcessWord
   std::uint64_t bytes = 0;    // kHello, kRegion: of what the descriptor is
-  std::uint32_t index = 0;    // kRegion, kDescriptor: counts from 0
-  std::uint32_t kind = 0;     // kRegion: Region::Kind
+  std::uint32_t index = 0;    // kRegion, kDescriptor: counts from 0; kHello: upper half of domain
+  std::uint32_t kind = 0;     // kRegion: Region::Kind; kHello: lower half of process_domain()
 };
 static_assert(sizeof(LinkFrame) == 32);
 
@@ -72,7 +73,7 @@ class Link {
   void close() noexcept;
   // The peer is gone, as far as is known without asking.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
-  bool look();  // asks; false: it is gone
+  bool look();  // asks, if the link is used; false: it is gone
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   std::string peer() const;  // for messages: "pid 123", "its peer"
   int descriptor() const { return socket_.fd(); }
@@ -87,7 +88,7 @@ class Link {
   void take(const LinkFrame& frame);
   template <class Known>
   void pump_until(std::unique_lock<std::mutex>& lock, Known known);
-  void lose(const std::string& why);
+  void lose(const std::string& why, ErrorKind kind = ErrorKind::kPeerLost);
   void find_out_how_it_ended();
   void pump_if_idle();  // not while another thread waits on the socket: it does
   void pump_now_and_then();
@@ -106,6 +107,7 @@ class Link {
   Ring out_;
   std::uint64_t sent_ = 0;
   std::unordered_map<std::uint64_t, std::uint32_t> introduced_;  // serial -> index
+  std::uint32_t next_introduced_ = 0;
   std::uint32_t passed_on_ = 0;
 
   // Of the receiving side; set by pump(), once.
@@ -121,9 +123,12 @@ class Link {
   bool bye_ = false;
   bool drained_ = false;  // the socket has no more
   std::string why_lost_;
+  ErrorKind lost_kind_ = ErrorKind::kPeerLost;
   std::vector<std::byte> partial_;
   std::vector<UniqueFd> descriptors_;
-  std::vector<std::shared_ptr<Region>> regions_;  // of the peer
+  // Of the peer, by number. Memory of kOutside is introduced for each message, and taken out by it.
+  std::unordered_map<std::uint32_t, std::shared_ptr<Region>> regions_;
+  std::uint32_t next_region_ = 0;
   std::unordered_map<std::uint32_t, UniqueFd> passed_;
   std::uint32_t next_passed_ = 0;
   ProcessWord peer_ = 0;

@@ -16,6 +16,7 @@ void Member::count_put(std::uint64_t number) {
 }
 
 std::size_t Members::claim(ProcessWord process) const {
+  require_own_domain(domain_, "this queue or barrier");
   std::size_t free = kMostMembers;
   for (std::size_t i = 0; i < kMostMembers; ++i) {
     const ProcessWord there = first_[i].process.load(std::memory_order_relaxed);
@@ -43,7 +44,7 @@ std::vector<Members::Dead> Members::find_dead() const {
   const ProcessWord self = own_process_word();
   for (std::size_t i = 0; i < kMostMembers; ++i) {
     const ProcessWord process = first_[i].process.load(std::memory_order_acquire);
-    if (process != 0 && process != self && !is_running(process)) found.push_back({i, process});
+    if (process != 0 && process != self && is_dead(process, domain_)) found.push_back({i, process});
   }
   return found;
 }

@@ -35,13 +35,14 @@ inline constexpr std::size_t kMostMembers = 256;
 // A view of a table of them in shared memory. A value.
 class Members {
  public:
-  explicit Members(Member* first) : first_(first) {}
+  // `domain`: process_domain() of who made the table.
+  Members(Member* first, std::uint64_t domain) : first_(first), domain_(domain) {}
   static constexpr std::size_t bytes() { return kMostMembers * sizeof(Member); }
 
   Member& operator[](std::size_t index) const { return first_[index]; }
 
   // Under the lock. This process's, the same every time. kResource when all are taken by processes
-  // that run.
+  // that run, kUnsupported in another domain.
   std::size_t claim(ProcessWord process) const;
   // Under the lock, by the member itself or after its end.
   void drop(std::size_t index) const;
@@ -50,11 +51,13 @@ class Members {
     std::size_t index;
     ProcessWord process;
   };
-  // Without the lock: it asks the system for each. What it finds must be compared under the lock.
+  // Those that are known to have ended. Without the lock: it asks the system for each. What it
+  // finds must be compared under the lock.
   std::vector<Dead> find_dead() const;
 
  private:
   Member* first_;
+  std::uint64_t domain_;
 };
 
 }  // namespace convoy::share

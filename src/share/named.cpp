@@ -111,7 +111,8 @@ bool NamedFolder::is_alive(std::uint64_t number) {
   if (number == number_) return true;
   const std::string path = lock_path(number);
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd) return false;
+  // Only a file that is not there, or that nobody has locked, is proof.
+  if (!fd) return errno != ENOENT;
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) < 0) return true;
   ::unlink(path.c_str());
   return false;

@@ -55,7 +55,7 @@ class NamedFolder {
   void lock_number();
   void sweep();
   bool is_stale(const std::string& path);
-  bool is_alive(std::uint64_t number);
+  bool is_alive(std::uint64_t number);  // or it cannot be told
   std::string lock_path(std::uint64_t number) const;
 
   std::string folder_;

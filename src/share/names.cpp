@@ -307,8 +307,7 @@ Shared open(const std::string& name, const Deadline& deadline) {
     }
     if (deadline.expired()) {
       // A process that was killed may accept connections for a moment more.
-      const auto state = owner != 0 ? process_state(owner) : 'R';
-      if (!state || *state == 'Z' || *state == 'X') silent.clear();
+      if (owner != 0 && liveness_of_any(owner) == Liveness::kDead) silent.clear();
       fail_open(name, silent);
     }
     ::poll(nullptr, 0, std::min(deadline.poll_timeout_ms() & 0x7fffffff, 5));

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstring>
 #include <optional>
-#include <unordered_set>
 
+#include "base/byte_reader.h"
 #include "base/error.h"
 #include "share/device.h"
 
@@ -32,15 +32,13 @@ class Packer {
   std::vector<BlockRef> blocks;      // of the message
   std::vector<c10::Storage> copied;  // small ones, which go as bytes
 
-  // The blocks are kept by the bytes from now on, once each.
-  void enter_transit() const {
-    std::unordered_set<const void*> done;
-    for (const Parcel& parcel : parcels) {
-      const BlockRef& ref = *SharedCache::place_of(parcel).block;
-      if (done.insert(&ref.book->book().entry(ref.entry)).second) {
-        ref.book->book().enter_transit(ref.entry);
-      }
-    }
+  // The blocks are kept by the bytes from now on, once each. Who turns the bytes needs the tickets:
+  // without them, bytes that are turned twice would take the hold of other bytes.
+  std::string enter_transit() const {
+    std::string tickets;
+    for (const BlockRef& ref : blocks) put_bytes(tickets, ref.book->book().issue_ticket());
+    for (const BlockRef& ref : blocks) ref.book->book().enter_transit(ref.entry);
+    return tickets;
   }
 
   std::uint32_t add_region(WireRegion region) {
@@ -51,7 +49,7 @@ class Packer {
  private:
   // Handles say "so many bytes into block n of this message" where others say a segment.
   shm::Location place(const c10::Storage& storage) {
-    if (storage.nbytes() <= copy_below_ && !SharedCache::is_shared(storage)) return copy(storage);
+    if (storage.nbytes() <= copy_below_ && !SharedCache::stays(storage)) return copy(storage);
     if (parcels.empty() ||
         parcels.back().storage.unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) {
       parcels.push_back(SharedCache::instance().share(storage, strategy_));
@@ -139,7 +137,8 @@ std::shared_ptr<Region> find_by_path(const WireRegion& wire) {
   if (auto known = depot.find(key)) return known;
   const auto kind = static_cast<Region::Kind>(wire.kind);
   if (kind == Region::Kind::kNamed) return depot.open_named(wire.path);
-  if ((kind != Region::Kind::kPool && kind != Region::Kind::kPlain) ||
+  if ((kind != Region::Kind::kPool && kind != Region::Kind::kPlain &&
+       kind != Region::Kind::kOutside) ||
       !wire.path.starts_with("/proc/")) {
     fail(ErrorKind::kInvalidArgument, "a handle names memory of unknown kind");
   }
@@ -175,6 +174,17 @@ class Unpacker {
     for (const Lease& lease : leases_) {
       if (progress) progress->fetch_add(1);
       if (lease) lease.ref().book->book().leave_transit(lease.ref().entry);
+    }
+  }
+
+  // Of bytes that can be read more than once: whoever is the first has the blocks.
+  void redeem(std::string_view tickets) const {
+    ByteReader in(tickets, "tensor as bytes");
+    for (const Lease& lease : leases_) {
+      if (lease.ref().book->book().redeem_ticket(in.take<std::uint64_t>())) continue;
+      fail(ErrorKind::kPeerLost,
+           "from_bytes: these bytes were turned into a tensor before; to_bytes makes bytes for one "
+           "receiver, once");
     }
   }
 
@@ -287,9 +297,9 @@ void share_small(const Message& message) {
         tensor->is_nested() || !tensor->has_storage()) {
       continue;
     }
+    require_memory(*tensor);
     const c10::Storage& storage = tensor->storage();
-    if (storage.nbytes() == 0 || storage.nbytes() > kSmall || SharedCache::is_shared(storage))
-      continue;
+    if (storage.nbytes() == 0 || storage.nbytes() > kSmall || SharedCache::stays(storage)) continue;
     found.push_back(storage);
   }
   if (found.size() >= kMany) SharedCache::instance().share_together(found);
@@ -410,8 +420,9 @@ Packed pack_self_contained(const at::Tensor& tensor, Strategy strategy) {
   Packer packer(strategy, name);
   self = &packer;
   const std::string handle = packer.tensor(tensor);
+  const std::string tickets = packer.enter_transit();
   packer.message.values.push_back({WireValue::kTensor, handle});
-  packer.enter_transit();
+  packer.message.values.push_back({WireValue::kBytes, tickets});
   return {encode(packer.message), std::move(packer.parcels), {}, {}};
 }
 
@@ -474,11 +485,14 @@ Message unpack_from_queue(std::string_view bytes, const FindNamed& find,
 
 at::Tensor unpack_self_contained(std::string_view bytes) {
   const WireMessage wire = parse_message(bytes);
-  if (wire.values.size() != 1 || wire.values[0].kind != WireValue::kTensor) {
-    fail(ErrorKind::kInvalidArgument, "these bytes are no tensor");
+  if (wire.values.size() != 2 || wire.values[0].kind != WireValue::kTensor ||
+      wire.values[1].kind != WireValue::kBytes ||
+      wire.values[1].bytes.size() != wire.blocks.size() * sizeof(std::uint64_t)) {
+    fail(ErrorKind::kInvalidArgument, "these bytes are no tensor of this version");
   }
   const FindRegion none = no_channel;
   Unpacker unpacker(wire, none);
+  unpacker.redeem(wire.values[1].bytes);
   unpacker.leave_transit();
   return unpacker.tensor(wire.values[0].bytes);
 }

@@ -145,6 +145,10 @@ ProcessPool::~ProcessPool() {
 
 std::vector<ProcessPool::Answer> ProcessPool::run(const std::vector<Message>& requests,
                                                   const Deadline& deadline) {
+  if (impl_->generation != fork_generation()) {
+    fail(ErrorKind::kUnsupported,
+         "map: this pool is that of the process that forked this one; make one in the child");
+  }
   std::unique_lock lock(impl_->map_mutex, std::defer_lock);
   if (deadline.is_never()) {
     lock.lock();

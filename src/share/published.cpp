@@ -9,6 +9,7 @@
 #include "os/fork_guard.h"
 #include "share/layout.h"
 #include "share/version_board.h"
+#include "tensor/handle.h"
 
 namespace convoy {
 
@@ -97,6 +98,7 @@ std::vector<const at::Tensor*> in_order(const char* operation, const TensorLayou
            tensor.defined() ? c10::str(tensor.sizes(), " of ", tensor.scalar_type()) : "undefined",
            ", but ", c10::str(at::IntArrayRef(spec.sizes), " of ", spec.type), " is published");
     }
+    if (tensor.device().is_cpu() && !tensor._is_zerotensor()) require_memory(tensor);
   }
   return found;
 }
@@ -118,7 +120,8 @@ std::vector<TensorSpec> specs_of(const std::vector<NamedTensor>& tensors) {
 }
 
 void copy(std::byte* to, const at::Tensor& from, const TensorLayout& layout, std::size_t i) {
-  if (from.device().is_cpu() && from.is_contiguous() && !from.is_conj() && !from.is_neg()) {
+  if (from.device().is_cpu() && from.is_contiguous() && !from.is_conj() && !from.is_neg() &&
+      !from._is_zerotensor()) {
     if (from.nbytes() > 0) std::memcpy(to + layout.offset(i), from.const_data_ptr(), from.nbytes());
   } else {
     layout.view(i, to, nullptr).copy_(from);
@@ -147,6 +150,12 @@ const std::string& Snapshot::name(std::size_t i) const {
 at::Tensor Snapshot::operator[](std::size_t i) const {
   if (i >= size()) fail(ErrorKind::kInvalidArgument, "tensor ", i, " of a snapshot of ", size());
   const auto& reader = *pin().reader;
+  if (!reader.is_ours()) {
+    fail(
+        ErrorKind::kUnsupported,
+        "this Snapshot is that of the process that forked this one, and ends with it there: read() "
+        "one in the child");
+  }
   return reader.layout->view(i, reader.board.data(pin_->pinned.buffer), pin_);
 }
 

@@ -19,10 +19,11 @@ constexpr std::size_t kPackAtOnce = 32;
 
 Deadline now() { return Deadline::after(std::chrono::seconds(0)); }
 
-// Queues that this process has let go of, in which its items wait for others.
+// Queues that this process has let go of, in which its items wait for others. A forked child has
+// none: those of its parent are its parent's.
 Guarded<std::vector<std::shared_ptr<QueueCore>>>& orphans() {
-  static auto* const cores = new Guarded<std::vector<std::shared_ptr<QueueCore>>>;
-  return *cores;
+  static PerProcess<Guarded<std::vector<std::shared_ptr<QueueCore>>>> cores;
+  return cores.get();
 }
 
 void look_at_orphans() {

@@ -66,7 +66,8 @@ void QueueCore::prune(bool departed) {
     if (entry.owner == own_process_word()) {
       return Depot::instance().find({entry.device, entry.inode}) != nullptr;
     }
-    return !departed || is_running(entry.owner);
+    // All users are of one domain, and so are the owners of their memory.
+    return !departed || !is_dead(entry.owner, own_domain());
   };
   if (store_.prune(keep) > 0) memory_.next_epoch();
 }
@@ -99,7 +100,8 @@ std::shared_ptr<Region> QueueCore::find(const WireRegion& wire) {
   if (!wire.path.empty()) return depot.open_named(wire.path);
   if (auto known = depot.find(key)) return known;
   const auto kind = static_cast<Region::Kind>(wire.kind);
-  if (kind != Region::Kind::kPool && kind != Region::Kind::kPlain) {
+  if (kind != Region::Kind::kPool && kind != Region::Kind::kPlain &&
+      kind != Region::Kind::kOutside) {
     fail(ErrorKind::kInvalidArgument, "an item names memory of unknown kind");
   }
   std::optional<std::pair<DescriptorStore::Entry, UniqueFd>> found;
@@ -108,12 +110,15 @@ std::shared_ptr<Region> QueueCore::find(const WireRegion& wire) {
     fail(ErrorKind::kPeerLost, "an item's memory of ", wire.bytes, " bytes is not in the queue");
   }
   auto region = depot.adopt(std::move(found->second), wire.bytes, kind);
+  // One tensor: it goes when nobody here uses it.
+  if (kind == Region::Kind::kOutside) return region;
   std::vector<std::shared_ptr<Region>> gone;  // unmapped after the lock
   auto used = used_.lock();
   for (auto i = used->begin(); i != used->end();) {
     const Region& other = *i->second;
-    const bool over = other.book() && (other.book().head().retired.load() != 0 ||
-                                       !is_running(other.book().head().owner));
+    const bool over =
+        other.book() && (other.book().head().retired.load() != 0 ||
+                         is_dead(other.book().head().owner, other.book().head().domain));
     if (over) gone.push_back(std::move(i->second));
     i = over ? used->erase(i) : std::next(i);
   }

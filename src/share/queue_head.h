@@ -31,7 +31,7 @@ struct QueueMemory::List {
 
 // All under the lock; atomics are read without it too (acquire).
 struct QueueMemory::Head {
-  static constexpr std::uint64_t kMagic = 0x3245554555515643;  // "CVQUEUE2"
+  static constexpr std::uint64_t kMagic = 0x3345554555515643;  // "CVQUEUE3"
 
   std::uint64_t magic = 0;  // written last
   std::uint64_t bytes = 0;
@@ -40,6 +40,7 @@ struct QueueMemory::Head {
   std::uint32_t copy_below = 0;
   std::uint32_t timeout_ms = 0;
   std::uint32_t slots = 0;
+  std::uint64_t domain = 0;  // process_domain() of all users; written before `magic`
   alignas(kQueueLine) RobustMutex mutex;
   alignas(kQueueLine) std::atomic<std::uint32_t> count{0};
   std::atomic<std::uint32_t> closed{0};

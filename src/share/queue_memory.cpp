@@ -37,6 +37,7 @@ QueueMemory::QueueMemory(const Shape& shape, Settle settle)
   made->copy_below = shape.copy_below;
   made->timeout_ms = shape.timeout_ms;
   made->slots = slots_;
+  made->domain = own_domain();
   lay_out();
   for (std::size_t i = 0; i < kMostMembers; ++i) new (&members_[i]) Member;
   for (std::uint32_t i = 0; i < slots_; ++i) new (&slot(i)) Slot;
@@ -62,13 +63,14 @@ QueueMemory::QueueMemory(Segment segment, Settle settle)
       slots_ != shape_.capacity + kSpareSlots || needed > segment_.size()) {
     bad();
   }
+  require_own_domain(there.domain, "this queue");
   lay_out();
   open();
 }
 
 void QueueMemory::lay_out() {
   std::byte* const base = segment_.data();
-  members_ = Members(reinterpret_cast<Member*>(base + in_lines(sizeof(Head))));
+  members_ = Members(reinterpret_cast<Member*>(base + in_lines(sizeof(Head))), head().domain);
   order_ = reinterpret_cast<std::uint32_t*>(base + order_offset(sizeof(Head)));
   first_slot_ = base + order_offset(sizeof(Head)) +
                 in_lines(sizeof(std::uint32_t) * std::size_t{shape_.capacity});

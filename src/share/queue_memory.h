@@ -153,7 +153,7 @@ class QueueMemory {
   Segment segment_;
   Shape shape_;
   std::uint32_t slots_ = 0;
-  Members members_{nullptr};
+  Members members_{nullptr, 0};
   std::uint32_t* order_ = nullptr;
   std::byte* first_slot_ = nullptr;
   Settle settle_;

@@ -1,7 +1,9 @@
 #include "share/region.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/error.h"
@@ -35,6 +37,7 @@ std::shared_ptr<Region> Region::create_pool(std::size_t bytes) {
 }
 
 std::shared_ptr<Region> Region::adopt(UniqueFd fd, std::size_t bytes, Kind kind) {
+  if (kind == Kind::kOutside) return adopt_outside(std::move(fd), bytes);
   // Page tables are filled as tensors are used: most of a large pool may never be looked at here.
   Segment segment = Segment::adopt(std::move(fd), bytes);
   auto region = std::shared_ptr<Region>(new Region(kind, segment.key()));
@@ -50,8 +53,27 @@ std::shared_ptr<Region> Region::adopt(UniqueFd fd, std::size_t bytes, Kind kind)
   return region;
 }
 
-std::shared_ptr<Region> Region::borrow(UniqueFd fd, std::byte* data, std::size_t bytes) {
-  auto region = std::shared_ptr<Region>(new Region(Kind::kPlain, Segment::key_of(fd.get())));
+std::shared_ptr<Region> Region::adopt_outside(UniqueFd fd, std::size_t bytes) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) < 0) fail_errno("looking at memory of another process");
+  const auto there = static_cast<std::uint64_t>(std::max<off_t>(info.st_size, 0));
+  if (!S_ISREG(info.st_mode) || bytes == 0 || bytes % kBookPage != 0 ||
+      bytes > (there + kBookPage - 1) / kBookPage * kBookPage) {
+    fail(ErrorKind::kInvalidArgument, "memory of ", bytes, " bytes was passed as a file of ", there,
+         ": refused");
+  }
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) fail_errno("mapping ", bytes, " bytes of another process's memory");
+  auto region = std::shared_ptr<Region>(new Region(Kind::kOutside, Segment::key_of(fd.get())));
+  region->data_ = static_cast<std::byte*>(memory);
+  region->bytes_ = bytes;
+  region->unmap_ = true;
+  region->fd_ = std::move(fd);
+  return region;
+}
+
+std::shared_ptr<Region> Region::borrow(UniqueFd fd, std::byte* data, std::size_t bytes, Kind kind) {
+  auto region = std::shared_ptr<Region>(new Region(kind, Segment::key_of(fd.get())));
   region->fd_ = std::move(fd);
   region->data_ = data;
   region->bytes_ = bytes;

@@ -18,14 +18,19 @@ class Region {
     kPool = 1,   // a process's memory for shared tensors: a book, then blocks
     kPlain = 2,  // memory without a book: of a group; the book is in a region of the same owner
     kNamed = 3,  // a file with a book and one block
+    // Memory that somebody else shares, such as torch, and that stays where it is: any file that is
+    // mapped from its beginning, not sealed. The book is in a region of who passed it on.
+    kOutside = 4,
   };
 
   // Memory of this process's own pool, cleared. Throws kResource.
   static std::shared_ptr<Region> create_pool(std::size_t bytes);
   // Maps what another process passed. Throws kInvalidArgument.
   static std::shared_ptr<Region> adopt(UniqueFd fd, std::size_t bytes, Kind kind);
-  // Memory that somebody else of this process keeps mapped for as long as there is a block in it.
-  static std::shared_ptr<Region> borrow(UniqueFd fd, std::byte* data, std::size_t bytes);
+  // Memory (kPlain, kOutside) that somebody else of this process keeps mapped for as long as there
+  // is a block in it.
+  static std::shared_ptr<Region> borrow(UniqueFd fd, std::byte* data, std::size_t bytes,
+                                        Kind kind = Kind::kPlain);
   // A file that this process has made or opened; it is mapped already.
   static std::shared_ptr<Region> named(Segment::Key key, std::byte* data, std::size_t bytes,
                                        std::string path);
@@ -37,7 +42,7 @@ class Region {
   bool own() const { return own_; }  // this process hands out its blocks
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  const Book& book() const { return book_; }                       // empty for kPlain
+  const Book& book() const { return book_; }                       // empty for kPlain and kOutside
   int fd() const { return segment_ ? segment_.fd() : fd_.get(); }  // -1 for kNamed
   const Segment::Key& key() const { return key_; }
   const std::string& path() const { return path_; }  // of kNamed
@@ -46,6 +51,7 @@ class Region {
 
  private:
   Region(Kind kind, Segment::Key key);
+  static std::shared_ptr<Region> adopt_outside(UniqueFd fd, std::size_t bytes);
 
   const Kind kind_;
   const Segment::Key key_;
@@ -55,7 +61,7 @@ class Region {
   UniqueFd fd_;      // of memory that is mapped by another
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  bool unmap_ = false;  // kNamed
+  bool unmap_ = false;  // kNamed, kOutside of others
   std::string path_;
   Book book_;
 };

@@ -24,7 +24,6 @@ constexpr std::chrono::milliseconds kLookAtDeaths{50};
 std::uint64_t state_of(Kind kind, std::uint64_t rest) { return kind << kKindShift | rest; }
 Kind kind_of(std::uint64_t state) { return static_cast<Kind>(state >> kKindShift); }
 std::uint64_t rest_of(std::uint64_t state) { return state & kRest; }
-std::uint64_t self() { return own_process_word() & kRest; }
 
 struct Offsets {
   std::size_t entries, layout, data, stride, end;
@@ -65,6 +64,7 @@ SlotRing SlotRing::create(std::span<std::byte> memory, std::size_t slots, std::s
   head->layout_bytes = layout.size();
   head->layout_offset = at.layout;
   head->data_offset = at.data;
+  head->domain = own_domain();
   std::atomic_ref(head->magic).store(SlotHead::kMagic, std::memory_order_release);
   return open(memory);
 }
@@ -86,6 +86,8 @@ SlotRing SlotRing::open(std::span<std::byte> memory) {
     refuse();
   }
   SlotRing ring;
+  ring.domain_ = head->domain;
+  require_own_domain(ring.domain_, "Slots");
   ring.head_ = head;
   ring.entries_ = reinterpret_cast<SlotEntry*>(memory.data() + at.entries);
   ring.data_ = memory.data() + at.data;
@@ -94,6 +96,11 @@ SlotRing SlotRing::open(std::span<std::byte> memory) {
   ring.stride_ = at.stride;
   ring.layout_ = {reinterpret_cast<const char*>(memory.data()) + at.layout, layout_bytes};
   return ring;
+}
+
+std::uint64_t SlotRing::self() const {
+  require_own_domain(domain_, "Slots");
+  return own_process_word() & kRest;
 }
 
 void SlotRing::tell(WaitWord& word) noexcept {
@@ -189,16 +196,16 @@ std::optional<std::size_t> SlotRing::read(const Deadline& deadline) const {
 }
 
 std::size_t SlotRing::reclaim() const {
-  std::unordered_map<std::uint64_t, bool> runs;
+  std::unordered_map<std::uint64_t, bool> dead;
   std::size_t taken = 0;
   for (std::size_t i = 0; i < slots_; ++i) {
     std::uint64_t seen = entries_[i].state.load();
     const Kind kind = kind_of(seen);
     if (kind != kFilling && kind != kReading) continue;
     const ProcessWord holder = rest_of(seen);
-    const auto [known, is_new] = runs.try_emplace(holder, true);
-    if (is_new) known->second = is_running(holder);
-    if (known->second) continue;
+    const auto [known, is_new] = dead.try_emplace(holder, false);
+    if (is_new) known->second = is_dead(holder, domain_);
+    if (!known->second) continue;
     const std::uint64_t next = kind == kFilling ? 0 : state_of(kReady, entries_[i].number.load());
     if (!entries_[i].state.compare_exchange_strong(seen, next)) continue;
     ++taken;

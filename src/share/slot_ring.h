@@ -25,14 +25,15 @@ namespace convoy::share {
 inline constexpr std::size_t kMostSlots = 65536;
 
 struct SlotHead {
-  static constexpr std::uint64_t kMagic = 0x31544f4c53565643;  // "CVVSLOT1"
+  static constexpr std::uint64_t kMagic = 0x32544f4c53565643;  // "CVVSLOT2"
 
-  std::uint64_t magic = 0;  // written last, by who made it, as all up to `data_offset`
+  std::uint64_t magic = 0;  // written last, by who made it, as all up to `domain`
   std::uint64_t slots = 0;
   std::uint64_t slot_bytes = 0;
   std::uint64_t layout_bytes = 0;
   std::uint64_t layout_offset = 0;
   std::uint64_t data_offset = 0;
+  std::uint64_t domain = 0;                 // process_domain() of all users
   std::atomic<std::uint64_t> numbers{0};    // given out; read-modify-write by who commits
   std::atomic<std::uint64_t> abandoned{0};  // slots of dead fillers; by who takes them back
   std::atomic<std::uint64_t> returned{0};   // slots of dead readers; the same
@@ -83,7 +84,8 @@ class SlotRing {
   void close() const noexcept;
   bool closed() const { return head_->closed.load() != 0; }
 
-  // Takes back what dead processes held; how much. Writes a line for each into the log.
+  // Takes back what processes held that are known to be dead; how much. Writes a line for each into
+  // the log.
   std::size_t reclaim() const;
 
   struct Counts {
@@ -97,6 +99,7 @@ class SlotRing {
   std::optional<std::size_t> wait(WaitWord& word, const char* what, const Deadline& deadline,
                                   Take take) const;
   static void tell(WaitWord& word) noexcept;
+  std::uint64_t self() const;  // this process in a slot's state
 
   SlotHead* head_ = nullptr;
   SlotEntry* entries_ = nullptr;
@@ -105,6 +108,7 @@ class SlotRing {
   std::size_t slots_ = 0;
   std::size_t slot_bytes_ = 0;
   std::size_t stride_ = 0;
+  std::uint64_t domain_ = 0;
   std::string_view layout_;
 };
 

@@ -243,6 +243,11 @@ Processes::~Processes() {
 
 Processes::Impl& Processes::impl() const {
   if (!impl_) fail(ErrorKind::kInvalidArgument, "this Processes object holds none");
+  if (impl_->generation != fork_generation()) {
+    fail(ErrorKind::kUnsupported,
+         "these processes were started by the process that forked this one, and are its children: "
+         "wait for them and signal them there");
+  }
   return *impl_;
 }
 

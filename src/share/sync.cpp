@@ -42,6 +42,7 @@ std::shared_ptr<Shared::Impl> make(Shared::Kind kind, Init init) {
   auto* const memory = new (segment.data()) Memory;
   init(*memory);
   memory->head.kind = static_cast<std::uint32_t>(kind);
+  memory->head.domain = own_domain();
   std::atomic_ref(memory->head.magic).store(SyncHead::kMagic, std::memory_order_release);
   const auto key = segment.key();
   return SharedObjects::find_or(
@@ -74,6 +75,10 @@ std::shared_ptr<Shared::Impl> adopt_small(UniqueFd descriptor) {
       return std::atomic_ref(head.magic).load(std::memory_order_acquire) == SyncHead::kMagic &&
              segment.size() >= bytes;
     };
+    // The kernel knows who holds a lock by its number in its namespace.
+    if (kind != Shared::Kind::kEvent && fits(sizeof head)) {
+      require_own_domain(head.domain, kind == Shared::Kind::kLock ? "this lock" : "this barrier");
+    }
     if (kind == Shared::Kind::kEvent && fits(sizeof(EventMemory))) {
       return std::make_shared<SmallImpl<EventMemory>>(kind, std::move(segment));
     }

@@ -69,6 +69,7 @@ class BarrierMemory::Guard {
 
 void BarrierMemory::init(std::uint32_t parties) {
   mutex_.init();
+  head.domain = own_domain();
   parties_ = parties;
 }
 

@@ -15,11 +15,12 @@ namespace convoy::share {
 
 // At the beginning of each.
 struct SyncHead {
-  static constexpr std::uint64_t kMagic = 0x31434e59534356;  // "VCSYNC1"
+  static constexpr std::uint64_t kMagic = 0x32434e59534356;  // "VCSYNC2"
 
   std::uint64_t magic = 0;  // written last
   std::uint32_t kind = 0;   // Shared::Kind
   std::uint32_t unused = 0;
+  std::uint64_t domain = 0;  // process_domain() of who made it; an Event has no need of it
 };
 
 // Bit 0: it is set. The rest counts how often it was, so that who waits notices that it was set and
@@ -59,7 +60,7 @@ class BarrierMemory {
  private:
   class Guard;
   bool look_for_dead();  // true: it is broken
-  Members members() { return Members(members_); }
+  Members members() { return {members_, head.domain}; }
   void end_round(bool good);  // under the mutex
   [[noreturn]] void fail_broken(bool by_death) const;
 

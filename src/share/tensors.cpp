@@ -20,8 +20,9 @@ bool is_compressed(c10::Layout layout) {
 
 // The strided tensors that a tensor is made of.
 std::vector<at::Tensor> parts_of(const at::Tensor& whole) {
+  const auto layout = whole.layout();
+  if (layout == c10::kStrided && !whole.is_nested()) return {whole};
   const auto tensor = whole.detach();
-  const auto layout = tensor.layout();
   if (layout == c10::kSparse) return {tensor._indices(), tensor._values()};
   if (is_compressed(layout)) {
     const bool rows = layout == c10::kSparseCsr || layout == c10::kSparseBsr;
@@ -80,11 +81,9 @@ at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
 at::Tensor share_memory_(const at::Tensor& tensor) {
   check("share_memory_", tensor);
   if (tensor.is_meta()) return tensor;
-  for (const at::Tensor& part : parts_of(tensor)) {
-    if (!part.has_storage()) {
-      fail(ErrorKind::kUnsupported, "share_memory_: a tensor of layout ", c10::str(part.layout()),
-           " has no storage that could be shared");
-    }
+  const auto parts = parts_of(tensor);
+  for (const at::Tensor& part : parts) require_memory(part);
+  for (const at::Tensor& part : parts) {
     if (part.storage().nbytes() == 0) continue;
     SharedCache::instance().share(part.storage(), get_sharing_strategy());
   }

@@ -71,6 +71,7 @@ VersionBoard VersionBoard::create(std::span<std::byte> memory, std::size_t buffe
   head->layout_bytes = layout.size();
   head->layout_offset = at.layout;
   head->data_offset = at.data;
+  head->domain = own_domain();
   std::atomic_ref(head->magic).store(BoardHead::kMagic, std::memory_order_release);
   return open(memory);
 }
@@ -94,6 +95,8 @@ VersionBoard VersionBoard::open(std::span<std::byte> memory) {
     refuse();
   }
   VersionBoard board;
+  board.domain_ = head->domain;
+  require_own_domain(board.domain_, "Published");
   board.head_ = head;
   board.states_ = reinterpret_cast<BoardBuffer*>(memory.data() + at.states);
   board.readers_ = reinterpret_cast<BoardReader*>(memory.data() + at.readers);
@@ -103,6 +106,11 @@ VersionBoard VersionBoard::open(std::span<std::byte> memory) {
   board.stride_ = at.stride;
   board.layout_ = {reinterpret_cast<const char*>(memory.data()) + at.layout, layout_bytes};
   return board;
+}
+
+ProcessWord VersionBoard::self() const {
+  require_own_domain(domain_, "Published");
+  return own_process_word();
 }
 
 std::uint64_t VersionBoard::version() const {
@@ -116,19 +124,19 @@ bool VersionBoard::wait_newer(std::uint64_t version, const Deadline& deadline) c
     const auto slice = sooner(deadline, Deadline::after(kLookAtDeaths));
     if (wait_until(head_->news, policy, slice, newer)) return true;
     if (deadline.expired()) return false;
-    if (!is_running(writer())) return newer(0);
+    if (is_dead(writer(), domain_)) return newer(0);
   }
 }
 
 std::size_t VersionBoard::enter() const {
-  const ProcessWord self = own_process_word();
+  const ProcessWord me = self();
   for (int pass = 0; pass < 2; ++pass) {
     for (std::size_t i = 0; i < kMostReaders; ++i) {
       BoardReader& reader = readers_[i];
       ProcessWord seen = reader.process.load(std::memory_order_acquire);
       // The second time slots of the dead will do.
-      if (seen != 0 && (pass == 0 || is_running(seen))) continue;
-      if (!reader.process.compare_exchange_strong(seen, self)) continue;
+      if (seen != 0 && (pass == 0 || !is_dead(seen, domain_))) continue;
+      if (!reader.process.compare_exchange_strong(seen, me)) continue;
       for (auto& pins : reader.pins) pins.store(0);
       return i;
     }
@@ -163,22 +171,22 @@ void VersionBoard::unpin(std::size_t slot, std::size_t buffer) const noexcept {
 }
 
 void VersionBoard::become_writer() const {
-  const ProcessWord self = own_process_word();
+  const ProcessWord me = self();
   ProcessWord seen = writer();
-  if (seen != self) {
-    if (seen != 0 && is_running(seen)) {
+  if (seen != me) {
+    if (seen != 0 && !is_dead(seen, domain_)) {
       fail(ErrorKind::kInvalidArgument, "publish: these tensors are published by pid ",
            pid_of(seen), ", which runs; there is one writer");
     }
-    if (!head_->writer.compare_exchange_strong(seen, self)) {
+    if (!head_->writer.compare_exchange_strong(seen, me)) {
       fail(ErrorKind::kInvalidArgument, "publish: pid ", pid_of(seen),
            " was quicker to become the writer; there is one");
     }
   }
   // The writer before may have ended in the middle of it.
   ProcessWord busy = 0;
-  if (head_->writing.compare_exchange_strong(busy, self)) return;
-  if (busy == self || is_running(busy) || !head_->writing.compare_exchange_strong(busy, self)) {
+  if (head_->writing.compare_exchange_strong(busy, me)) return;
+  if (busy == me || !is_dead(busy, domain_) || !head_->writing.compare_exchange_strong(busy, me)) {
     fail(ErrorKind::kInvalidArgument, "publish: another thread of pid ", pid_of(busy),
          " is publishing these tensors right now");
   }
@@ -204,7 +212,7 @@ std::optional<std::size_t> VersionBoard::find_free() const {
 void VersionBoard::drop_dead() const {
   for (std::size_t i = 0; i < kMostReaders; ++i) {
     ProcessWord seen = readers_[i].process.load();
-    if (seen != 0 && !is_running(seen)) readers_[i].process.compare_exchange_strong(seen, 0);
+    if (seen != 0 && is_dead(seen, domain_)) readers_[i].process.compare_exchange_strong(seen, 0);
   }
 }
 

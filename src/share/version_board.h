@@ -37,15 +37,16 @@ inline constexpr std::size_t kMostBuffers = 16;
 inline constexpr std::size_t kMostReaders = 256;
 
 struct BoardHead {
-  static constexpr std::uint64_t kMagic = 0x3144524f42565643;  // "CVVBORD1"
+  static constexpr std::uint64_t kMagic = 0x3244524f42565643;  // "CVVBORD2"
 
-  std::uint64_t magic = 0;  // written last, by who made it, as all up to `data_offset`
+  std::uint64_t magic = 0;  // written last, by who made it, as all up to `domain`
   std::uint32_t buffers = 0;
   std::uint32_t unused = 0;
   std::uint64_t buffer_bytes = 0;
   std::uint64_t layout_bytes = 0;
   std::uint64_t layout_offset = 0;
   std::uint64_t data_offset = 0;
+  std::uint64_t domain = 0;  // process_domain() of all users
   // Changed by compare-and-swap by who begins to publish.
   std::atomic<ProcessWord> writer{0};
   // Who is at it right now. By compare-and-swap: 0 or a dead process to the writer; back to 0 by
@@ -123,6 +124,7 @@ class VersionBoard {
   std::optional<std::size_t> find_free() const;
   bool is_pinned(std::size_t buffer) const;
   void drop_dead() const;
+  ProcessWord self() const;
 
   BoardHead* head_ = nullptr;
   BoardBuffer* states_ = nullptr;
@@ -132,6 +134,7 @@ class VersionBoard {
   std::size_t buffers_ = 0;
   std::size_t buffer_bytes_ = 0;
   std::size_t stride_ = 0;
+  std::uint64_t domain_ = 0;
   std::string_view layout_;
 };
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tensor/handle_codec.h"
 #include "transport/shm/arena.h"
 
 namespace convoy {
@@ -18,8 +19,7 @@ namespace convoy {
 // A tensor without its bytes: where they lie in shared memory, and how they are read. With it
 // another process sees the same tensor. A value.
 struct TensorHandle {
-  // Wire values: only append.
-  enum class Kind : std::uint8_t { kStrided, kSparseCoo, kSparseCompressed, kMeta, kNested };
+  using Kind = HandleKind;
 
   Kind kind = Kind::kStrided;
   c10::ScalarType type = c10::ScalarType::Float;
@@ -53,6 +53,11 @@ TensorHandle handle_of(const at::Tensor& tensor);
 using StorageLocator = std::function<shm::Location(const c10::Storage& storage)>;
 TensorHandle handle_of(const at::Tensor& tensor, const StorageLocator& locate);
 
+// Throws unless the elements of a strided CPU tensor are in memory: kUnsupported for a tensor that
+// has none (a zero tensor, a functional one, a wrapper), kInvalidArgument for one whose storage was
+// freed or is too small for it.
+void require_memory(const at::Tensor& tensor);
+
 // Memory of a storage in this process. Asked once for each strided part that is not empty; views of
 // one storage stay views of one if it answers alike for equal locations.
 using StorageResolver =
@@ -62,7 +67,7 @@ using StorageResolver =
 // a sparse tensor whose parts do not fit together.
 at::Tensor tensor_of(const TensorHandle& handle, const StorageResolver& resolve);
 
-// As bytes, little-endian, with magic and version; handle.cpp has the table.
+// As bytes, little-endian, with magic and version; handle_codec.h has the table.
 std::string encode(const TensorHandle& handle);
 // kInvalidArgument for bytes that are no handle, and for a handle whose elements are not all inside
 // of its storage: what it returns may be trusted as far as the storage may.

@@ -70,8 +70,11 @@ TEST_F(BookTest, DeadProcessesHoldNothing) {
   EXPECT_EQ(book.slot(dead), 0U);
   book.drop_slot(other);
   EXPECT_TRUE(book.try_end(first));
-  EXPECT_TRUE(is_running(own_process_word()));
-  EXPECT_FALSE(is_running(process_word(::getpid(), 1)));
+  EXPECT_EQ(word_liveness(own_process_word(), own_domain()), Liveness::kAlive);
+  EXPECT_EQ(word_liveness(process_word(::getpid(), 1), own_domain()), Liveness::kDead);
+  // Of another namespace nothing is known.
+  EXPECT_EQ(word_liveness(process_word(::getpid(), 1), own_domain() + 1), Liveness::kUnknown);
+  EXPECT_EQ(word_liveness(process_word(::getpid(), 1), 0), Liveness::kUnknown);
 }
 
 TEST_F(BookTest, AtMostSoManyProcesses) {

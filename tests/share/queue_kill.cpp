@@ -40,7 +40,7 @@ void run_queue_kills(int victims, unsigned seed) {
       // A victim that still runs may pass on what is this process's when it has left the queue.
       for (int v = 1; v < r.size(); ++v) {
         const auto word = r.store()->get(concat("process", v), r.deadline());
-        while (is_running(std::stoull(word))) std::this_thread::yield();
+        while (!is_dead(std::stoull(word), own_domain())) std::this_thread::yield();
       }
       const auto limit = soon();
       while (!limit.expired() && queue.try_get()) {

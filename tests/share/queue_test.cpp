@@ -322,7 +322,7 @@ TEST_F(QueueTest, Names) {
     r.mark("opened");
     r.wait_for("killed");
     const ProcessWord other = std::stoull(r.store()->get("process", r.deadline()));
-    while (is_running(other)) std::this_thread::yield();
+    while (!is_dead(other, own_domain())) std::this_thread::yield();
     expect_error(ErrorKind::kTimeout, "nobody offers", [&] { open("jobs", brief()); });
     const Queue mine(QueueOptions{});
     offer(mine, "jobs");

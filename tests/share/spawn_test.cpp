@@ -254,7 +254,7 @@ TEST_F(SpawnTest, TheDeathOfTheParentEndsItsChildrenAndTheirs) {
     for (std::size_t i = 0; i < 3; ++i) {
       const auto pid = static_cast<pid_t>(pids.integer(i));
       words.push_back(process_word(pid, process_start_time(pid)));
-      EXPECT_TRUE(is_running(words.back()));
+      EXPECT_FALSE(is_dead(words.back(), own_domain()));
     }
     if (signal == SIGKILL) {
       ::kill(processes.pids()[0], signal);
@@ -264,8 +264,8 @@ TEST_F(SpawnTest, TheDeathOfTheParentEndsItsChildrenAndTheirs) {
     }
     const auto limit = soon();
     for (const ProcessWord word : words) {
-      while (is_running(word) && !limit.expired()) std::this_thread::yield();
-      EXPECT_FALSE(is_running(word)) << "pid " << pid_of(word);
+      while (!is_dead(word, own_domain()) && !limit.expired()) std::this_thread::yield();
+      EXPECT_TRUE(is_dead(word, own_domain())) << "pid " << pid_of(word);
     }
   }
 }
