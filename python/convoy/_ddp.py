@@ -520,6 +520,11 @@ class _Module:
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         return [] if self.error() else list(self._module.named_parameters(remove_duplicate=False))
 
+    def places(self) -> list[tuple[dict, tuple]]:
+        """Where parameters and modules are held, and what is there now."""
+        return [(held, tuple(held.values())) for each in self._module.modules()
+                for held in (each._parameters, each._modules)]
+
     def sparse(self) -> list[torch.Tensor]:
         return [each.weight for each in self._module.modules()
                 if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse]

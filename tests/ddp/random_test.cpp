@@ -146,7 +146,10 @@ void make_sizes_fit(const Program& program, Phase& phase) {
         sum += sizes[r];
         some = r;
       }
-      if (program.norms && sum < 2) sizes[some] += 2;
+      if (program.norms && sum < 2) {
+        sizes[some] += 2;
+        sum += 2;
+      }
       all += sum;
     }
     if (all == 0) {

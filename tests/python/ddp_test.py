@@ -573,6 +573,57 @@ def several(*functions):
         function()
 
 
+def changed_modules():
+    """Parameters that come after wrapping would be trained by each rank for itself."""
+    rank = dist.get_rank()
+    for options in [{}, {"find_unused_parameters": True}]:
+        module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        model = convoy.DistributedDataParallel(module, **options)
+        model(batch()).sum().backward()
+
+        def text():
+            try:
+                model(batch()).sum().backward()
+            except convoy.Error as error:
+                return str(error)
+            raise AssertionError("nothing was raised")
+
+        module.append(nn.Linear(2, 2))
+        assert "added 2.weight, 2.bias" in text() and f"rank {rank} of 2" in text(), text()
+        assert "find_unused_parameters" not in text(), text()
+        with torch.no_grad():
+            assert model(batch()).shape[1] == 2
+        module.pop(2)
+        model(batch()).sum().backward()
+        first = module[1].weight
+        module[1].weight = nn.Parameter(first.detach().clone())
+        assert "replaced 1.weight)" in text() and "find_unused_parameters" not in text(), text()
+        module[1].weight = first
+        model(batch()).sum().backward()
+        module[0] = nn.Linear(6, 4)
+        assert "replaced 0.weight, 0.bias" in text(), text()
+        module.register_parameter("late", nn.Parameter(torch.ones(1)))
+        assert "added late" in text(), text()
+        again = convoy.DistributedDataParallel(module, find_unused_parameters=True)
+        module.zero_grad()
+        again(batch()).sum().backward()
+        mean = module[0].weight.grad.clone()
+        dist.all_reduce(mean)
+        torch.testing.assert_close(mean / 2, module[0].weight.grad)
+
+    class LateImpl(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.late = nn.Linear(6, 2), None
+
+        def forward(self, x):
+            self.late = self.late or nn.Linear(2, 2)
+            return self.late(self.first(x))
+
+    model = convoy.DistributedDataParallel(LateImpl(), find_unused_parameters=True)
+    expect_error("added late.weight, late.bias", lambda: model(batch()))
+
+
 class Ddp(TestCase):
     def test_trains_as_torchs_does(self):
         for backend in ["convoy", "gloo"]:
@@ -605,6 +656,9 @@ class Ddp(TestCase):
 
     def test_names_and_optimizers(self):
         ranks.run(several, 2, mixed_precision, names, optimizers_in_backward)
+
+    def test_changed_modules(self):
+        ranks.run(changed_modules, 2)
 
     def test_a_death(self):
         first, dead, last = ranks.run_all(dies, 3)
