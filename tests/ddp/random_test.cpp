@@ -133,9 +133,19 @@ std::int64_t samples_in(const Phase& phase, std::size_t s, std::size_t rank) {
   return sum;
 }
 
+bool anybody_runs(const Phase& phase, std::size_t s) {
+  for (std::size_t m = 0; m < phase.steps[s].micros.size(); ++m) {
+    for (std::size_t r = 0; r < phase.full.size(); ++r) {
+      if (runs(phase, s, m, r)) return true;
+    }
+  }
+  return false;
+}
+
 // Statistics need two values, and weights a sample.
 void make_sizes_fit(const Program& program, Phase& phase) {
   for (std::size_t s = 0; s < phase.steps.size(); ++s) {
+    if (!anybody_runs(phase, s)) phase.steps[s].last = Last::kBackward;
     std::int64_t all = 0;
     for (std::size_t m = 0; m < phase.steps[s].micros.size(); ++m) {
       auto& sizes = phase.steps[s].micros[m].sizes;
