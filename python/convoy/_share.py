@@ -1,5 +1,6 @@
 """Tensors between processes: channels, and reductions for torch.multiprocessing."""
 
+import functools
 import io
 import os
 import pickle
@@ -11,6 +12,7 @@ from torch.multiprocessing import reductions as _torch
 from torch.nn.parameter import Parameter
 
 from convoy import _C
+from convoy._error import Error
 
 DEFAULT_TIMEOUT = 300.0
 _INT64 = range(-(2**63), 2**63)
@@ -24,6 +26,10 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_sent(kind: type, tensor: torch.Tensor) -> torch.Tensor:
     return Parameter(tensor.detach(), tensor.requires_grad) if kind is Parameter else tensor
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 # Queues and events: values of their own, by the name of their kind.
@@ -53,6 +59,10 @@ class _Pickler(pickle.Pickler):
         if type(value) in _shared_kinds:
             self.tensors.append(value._shared)
             return len(self.tensors) - 1, None
+        if type(value) is torch.UntypedStorage and value.device.type == "cpu" and value.nbytes() > 0:
+            # One with the storages of the message's tensors.
+            self.tensors.append(_bytes_of(value))
+            return len(self.tensors) - 1, torch.UntypedStorage
         if type(value) not in (torch.Tensor, Parameter):
             return None
         self.tensors.append(_plain(value))
@@ -66,6 +76,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, name):
         index, kind = name
+        if kind is torch.UntypedStorage:
+            return self.tensors[index].untyped_storage()
         return _of_shared(self.tensors[index]) if kind is None else _as_sent(kind, self.tensors[index])
 
 
@@ -188,14 +200,23 @@ def _rebuild_storage(handle: bytes) -> torch.UntypedStorage:
     return _C.tensor_from_bytes(handle).untyped_storage()
 
 
+# Whether all tensors of multiprocessing's messages go our way, or only those in our memory, which
+# torch would move: processes that have it from us would be alone with it.
+_all_tensors = False
+
+
 def _is_ours(tensor: torch.Tensor) -> bool:
     """Not on another device, of a kind that only torch can pass, or shared by torch already: memory
     that is shared is not moved again."""
     if tensor.device.type != "cpu" or tensor.is_quantized or type(tensor) not in (torch.Tensor, Parameter):
         return False
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
-    return _C.is_shared(tensor) or not tensor.is_shared()
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return False
+    if _C.is_shared(tensor):
+        return True
+    if not _all_tensors:
+        return False
+    return tensor.layout is not torch.strided or tensor.is_nested or not _torch_is_shared(tensor.untyped_storage())
 
 
 def _reduce_tensor(tensor: torch.Tensor):
@@ -207,7 +228,7 @@ def _reduce_tensor(tensor: torch.Tensor):
 def _reduce_storage(storage: torch.UntypedStorage):
     if storage.device.type != "cpu" or storage.nbytes() == 0:
         return _torch.reduce_storage(storage)
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    whole = _bytes_of(storage)
     if not _is_ours(whole):
         return _torch.reduce_storage(storage)
     return _rebuild_storage, (_C.tensor_to_bytes(whole),)
@@ -219,9 +240,9 @@ def install_reductions() -> None:
     For this process and those that it forks; in others call it too, before they send. A receiver only
     needs to be able to import convoy. Memory that torch has shared already goes torch's way.
     """
-    for kind in (torch.Tensor, Parameter):
-        reduction.ForkingPickler.register(kind, _reduce_tensor)
-    reduction.ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+    global _all_tensors
+    _all_tensors = True
+    _register()
     # DataLoader's workers collate into memory that is shared from the beginning.
     torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore
 
@@ -232,4 +253,44 @@ def _new_shared(cls, size: int, *, device="cpu") -> torch.UntypedStorage:
     return _C.empty_shared(size).untyped_storage()
 
 
+def _register() -> None:
+    for kind in (torch.Tensor, Parameter):
+        reduction.ForkingPickler.register(kind, _reduce_tensor)
+    reduction.ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+
+
+def _storage_is_ours(storage: torch.UntypedStorage) -> bool:
+    return storage.device.type == "cpu" and storage.nbytes() > 0 and _C.is_shared(_bytes_of(storage))
+
+
+def _share_memory_(self, *args, **kwargs):
+    return self if _storage_is_ours(self) else _torch_share_memory_(self, *args, **kwargs)
+
+
+def _is_shared(self) -> bool:
+    return _torch_is_shared(self) or _storage_is_ours(self)
+
+
+def _refuse_ours(name: str):
+    stock = getattr(torch.UntypedStorage, name)
+
+    @functools.wraps(stock)
+    def share(self, *args, **kwargs):
+        if _storage_is_ours(self):
+            raise Error(f"{name}: this memory is shared by convoy, and torch would move it: processes that have it "
+                        "would be alone with it. Send the tensor or storage itself, or a clone()", "unsupported")
+        return stock(self, *args, **kwargs)
+
+    return share
+
+
 _torch_new_shared = torch.UntypedStorage._new_shared
+_torch_share_memory_ = torch.UntypedStorage.share_memory_
+_torch_is_shared = torch.UntypedStorage.is_shared
+
+# From the first import on: what convoy shares is shared for torch too, and torch does not move it.
+torch.UntypedStorage.share_memory_ = _share_memory_  # type: ignore
+torch.UntypedStorage.is_shared = _is_shared  # type: ignore
+for _name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+    setattr(torch.UntypedStorage, _name, _refuse_ours(_name))
+_register()
