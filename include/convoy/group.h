@@ -135,7 +135,7 @@ class ProcessGroup {
                         const CallOptions& options = {},
                         const CallSite& where = CallSite::current()) const;
   // All ranks' inputs one after the other: output has size() times the elements. In place if input
-  // is this rank's part of output.
+  // is this rank's part of output. (Before torch 2.13: all_gather_into_tensor.)
   void all_gather_single(const at::Tensor& output, const at::Tensor& input,
                          const CallOptions& options = {},
                          const CallSite& where = CallSite::current()) const;
@@ -164,7 +164,8 @@ class ProcessGroup {
   Work reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
                             const ReduceOptions& options = {},
                             const CallSite& where = CallSite::current()) const;
-  // The same of one input, which has size() times the elements of output.
+  // The same of one input, which has size() times the elements of output. (Before torch 2.13:
+  // reduce_scatter_tensor.)
   void reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
                              const ReduceOptions& options = {},
                              const CallSite& where = CallSite::current()) const;
