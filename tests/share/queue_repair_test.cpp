@@ -279,7 +279,8 @@ TEST(QueueMemoryTest, LinearizableWithKills) {
       }
       round.go.store(1);
     }
-    while (!is_dead(record.victim[i].load(), own_domain()) && !limit.expired()) std::this_thread::yield();
+    while (!is_dead(record.victim[i].load(), own_domain()) && !limit.expired())
+      std::this_thread::yield();
     std::vector<Call> calls;
     for (const auto& log : logs) calls.insert(calls.end(), log.begin(), log.end());
     for (std::uint32_t c = 0; c < round.calls.load(); ++c) {
