@@ -160,11 +160,12 @@ Lease Depot::lease_outside_memory(OutsideMemory memory) {
     if (Holding* const known = state->find_guest(memory.data, memory.bytes)) return {this, known};
   }
   Lease page = allocate(1);
-  // Not remembered: it is mapped only as long as this block is, so that others of the same file
-  // must not use it.
+  // Not one of the regions that others find: it is mapped only as long as this block is.
   const auto region = Region::borrow(std::move(memory.fd), memory.mapped, memory.mapped_bytes,
                                      Region::Kind::kOutside);
   auto state = state_->lock();
+  std::erase_if(state->outside, [](const auto& item) { return item.second.expired(); });
+  state->outside[region->key()] = region;
   const auto offset = static_cast<std::uint64_t>(memory.data - memory.mapped);
   state->make_guest(page.holding_, region, offset, memory.bytes, memory.data);
   page.holding_->keep = std::move(memory.keep);
@@ -274,6 +275,13 @@ std::shared_ptr<Region> Depot::adopt(UniqueFd fd, std::size_t bytes, Region::Kin
 }
 
 std::shared_ptr<Region> Depot::find(const Segment::Key& key) { return state_->lock()->known(key); }
+
+bool Depot::uses(const Segment::Key& key) {
+  auto state = state_->lock();
+  const auto outside = state->outside.find(key);
+  return (outside != state->outside.end() && !outside->second.expired()) ||
+         state->known(key) != nullptr;
+}
 
 std::shared_ptr<Region> Depot::open_named(const std::string& path) {
   auto state = state_->lock();

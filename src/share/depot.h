@@ -90,6 +90,8 @@ class Depot {
   std::shared_ptr<Region> adopt(UniqueFd fd, std::size_t bytes, Region::Kind kind);
   // The one with this key, nullptr if there is none.
   std::shared_ptr<Region> find(const Segment::Key& key);
+  // There is one with this key, or memory of others (lease_outside_memory).
+  bool uses(const Segment::Key& key);
   // A file of another process, by its path; the one that is there already, or a new one.
   std::shared_ptr<Region> open_named(const std::string& path);
 

@@ -36,6 +36,7 @@ struct Depot::State {
   std::vector<const BookEntry*> abandoned;  // ours, no lease here, somebody holds them
   std::size_t next_look = 0;
   std::map<Segment::Key, std::weak_ptr<Region>> regions;
+  std::map<Segment::Key, std::weak_ptr<Region>> outside;          // of lease_outside_memory
   std::unordered_map<const std::byte*, const BookEntry*> guests;  // by address
   // What blocks have kept that ended. Whoever has the lock takes them and lets go of them after it.
   std::vector<std::shared_ptr<void>> dropped;

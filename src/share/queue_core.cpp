@@ -64,7 +64,7 @@ void QueueCore::prune(bool departed) {
   const auto keep = [&](const DescriptorStore::Entry& entry) {
     if (needed.contains({entry.device, entry.inode})) return true;
     if (entry.owner == own_process_word()) {
-      return Depot::instance().find({entry.device, entry.inode}) != nullptr;
+      return Depot::instance().uses({entry.device, entry.inode});
     }
     // All users are of one domain, and so are the owners of their memory.
     return !departed || !is_dead(entry.owner, own_domain());

@@ -51,8 +51,11 @@ TEST_F(OutsideTest, StaysWhereItIs) {
     EXPECT_EQ(got.tensor(1).data_ptr(), tensor.slice(0, 10).data_ptr());
   }
   const Queue queue({.capacity = 4, .item_bytes = 8192, .copy_below = 4096});
-  queue.put(tensor);
-  EXPECT_EQ(queue.get(soon()).tensor(0).data_ptr(), place);
+  const at::Tensor second = torch_shared();
+  queue.put(Message{tensor, second});
+  const Message both = queue.get(soon());
+  EXPECT_EQ(both.tensor(0).data_ptr(), place);
+  EXPECT_EQ(both.tensor(1).data_ptr(), second.data_ptr());
   EXPECT_EQ(from_bytes(to_bytes(tensor)).data_ptr(), place);
 }
 
