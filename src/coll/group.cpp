@@ -294,6 +294,7 @@ Guarded<std::vector<std::weak_ptr<Group::Impl>>>& ranks_here() {
 }  // namespace
 
 void Group::settle(const Deadline& deadline) {
+  impl_->check_process("settle");
   const auto mesh = mesh_of(impl_->medium());
   if (!mesh) return;
   std::vector<std::shared_ptr<Impl>> ranks;
@@ -315,6 +316,7 @@ void Group::settle(const Deadline& deadline) {
 }
 
 void Group::fence(std::span<const Id> members, const Deadline& deadline, Spare spare) {
+  impl_->check_process("fence");
   const auto mesh = mesh_of(impl_->medium());
   if (!mesh) return;
   const auto patience =
@@ -345,6 +347,7 @@ void Group::fence(std::span<const Id> members, const Deadline& deadline, Spare s
 }
 
 std::vector<Id> Group::processes() const {
+  impl_->check_process("processes");
   std::vector<Id> found;
   if (const auto mesh = mesh_of(impl_->medium())) {
     for (int r = 0; r < size(); ++r) found.push_back(mesh->process(r).id);

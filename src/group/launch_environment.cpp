@@ -24,8 +24,13 @@ void take_claims(LaunchEnvironment& result, const std::vector<Claim>& claims) {
     if (merged.job.empty()) merged.job = claim.job;
     merged.one_host = merged.one_host || claim.one_host;
   }
-  result.local_rank = merged.local_rank.value_or(first.rank);
+  // Of two claims, which may count differently: then the size is not known.
+  if (merged.local_rank && merged.local_size && *merged.local_rank >= *merged.local_size) {
+    merged.local_size.reset();
+  }
   result.local_size = merged.local_size.value_or(first.size);
+  // Where only the size is known, ranks are placed host by host, as launchers do.
+  result.local_rank = merged.local_rank.value_or(first.rank % result.local_size);
   result.one_host = merged.one_host;
   result.job = merged.job;
 }

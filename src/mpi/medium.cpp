@@ -1,6 +1,7 @@
 #include "mpi/medium.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -101,18 +102,20 @@ void MpiMedium::compare(const Running& running) {
     });
     std::memcpy(all, to, n * bytes);
   };
-  std::vector<coll::Signature> all(n);
-  gather(&running.call.signature, all.data(), sizeof(coll::Signature));
+  // What goes into an error goes along: a rank that has given up cannot be asked afterwards.
+  struct Told {
+    coll::Signature signature;
+    std::array<char, 224> shapes{};  // ends with 0
+
+    coll::Called called() const { return {signature, shapes.data()}; }
+  };
+  Told told{running.call.signature};
+  running.call.describe_shapes().copy(told.shapes.data(), told.shapes.size() - 1);
+  std::vector<Told> all(n);
+  gather(&told, all.data(), sizeof(Told));
   for (std::size_t r = 1; r < n; ++r) {
-    if (all[r] == all[0]) continue;
-    // All ranks are here: they tell each other on what they called it.
-    constexpr std::size_t kText = 512;
-    std::string own = running.call.describe_shapes(), texts(n * kText, '\0');
-    own.resize(kText - 1);
-    gather(own.c_str(), texts.data(), kText);
-    const auto text = [&](std::size_t rank) { return std::string(texts.c_str() + rank * kText); };
-    coll::fail_signatures(speaker(running), {all[0], text(0)}, static_cast<int>(r),
-                          {all[r], text(r)});
+    if (all[r].signature == all[0].signature) continue;
+    coll::fail_signatures(speaker(running), all[0].called(), static_cast<int>(r), all[r].called());
   }
   if (!coll::has_table(running.call.signature.op)) return;
   const auto& lists = *running.call.lists;

@@ -145,6 +145,9 @@ std::string use_all(Member& m, int rank) {
   refused.expect("on_event", [&] { static_cast<void>(g.on_event([](const Event&) {})); });
   refused.expect("allocate", [&] { g.allocate(1); });
   refused.expect("abort", [&] { g.abort("a child says so"); });
+  refused.expect("settle", [&] { g.settle(Deadline::after(1s)); });
+  refused.expect("fence", [&] { g.fence({}, Deadline::after(1s)); });
+  refused.expect("processes", [&] { static_cast<void>(g.processes()); });
   refused.expect("broken", [&] { static_cast<void>(g.broken()); });
   refused.expect("lost_ranks", [&] { static_cast<void>(g.lost_ranks()); });
   refused.expect("late_ranks", [&] { static_cast<void>(g.late_ranks()); });
