@@ -190,10 +190,15 @@ void Reducer::Impl::close(Outcome outcome) {
   skipped_ = false;
   if (good) error_.clear();
   observe(outcome, now);
+  // A rank that had nothing to reduce has not seen its graph.
+  const bool learns =
+      good && !learnt_ && !shadowing_ &&
+      std::any_of(parameters_.begin(), parameters_.end(),
+                  [](const Parameter& parameter) { return parameter.used || parameter.fired > 0; });
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     parameter.expected = std::max(parameter.expected, parameter.fired);
-    if (good && options_.static_graph && !learnt_ && !shadowing_) {
+    if (learns && options_.static_graph) {
       parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
     }
     const at::Tensor& gradient = tensors_[i].grad();
@@ -236,7 +241,7 @@ void Reducer::Impl::close(Outcome outcome) {
   }
   for (const auto& port : ports_) port->closed();
   norm_weight_->forget();
-  learnt_ |= good && !shadowing_;
+  learnt_ |= learns;
   armed_ = false;
   forwards_.clear();
   visited_.clear();

@@ -97,7 +97,10 @@ void Reducer::Impl::open(const Sink* sink) {
 
 void Reducer::Impl::presume_unused(const Sink* sink) {
   if (options_.static_graph) {
-    for (Parameter& parameter : parameters_) parameter.presumed_unused = parameter.learnt_unused;
+    // What no_sync() or the user has made of a gradient is reduced, whatever the graph is.
+    for (Parameter& parameter : parameters_) {
+      parameter.presumed_unused = in_backward_ && parameter.learnt_unused && !parameter.used;
+    }
   } else if (options_.find_unused_parameters && sink != nullptr && !sink->visited) {
     const auto start = Clock::now();
     const auto reached = reachable(waiting_sinks());

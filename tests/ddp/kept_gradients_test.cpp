@@ -218,6 +218,52 @@ TEST(KeptGradientsTest, WeightOfWhatIsLeftInAJoin) {
   });
 }
 
+// A static graph is what a rank's first backward has used. Gradients that come in another way, from
+// no_sync() or from the user, are reduced also where that did not use their parameter.
+TEST(KeptGradientsTest, StaticGraphs) {
+  for (const bool skips : {true, false}) {
+    for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+      run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+        auto net = std::make_shared<TwoImpl>();
+        DistributedDataParallel model(net, world,
+                                      {.bucket_cap_mb = 1e-5,
+                                       .static_graph = true,
+                                       .skip_all_reduce_unused_params = skips,
+                                       .reduce = GradReduce::kSum,
+                                       .launch = launch});
+        const auto add_alone = [&](double of_a, double of_b) {
+          const auto scope = model.no_sync();
+          model(of_a, of_b).backward();
+        };
+        // Rank 0 has nothing in the first round, and learns nothing from it.
+        if (r.id() == 1) add_alone(0, 2);
+        model.sync_gradients();
+        expect_value(net->b, 2, "of rank 1 alone");
+        EXPECT_FALSE(net->a.grad().defined());
+        for (int step = 0; step < 2; ++step) {
+          net->zero_grad();
+          model(0, r.id() + 1).backward();
+          expect_value(net->b, 3, "of both");
+        }
+        net->zero_grad();
+        add_alone(r.id() + 1, r.id() + 1);
+        model.sync_gradients();
+        expect_value(net->a, 3, "a, from no_sync");
+        expect_value(net->b, 3, "b, from no_sync");
+        net->zero_grad();
+        net->a.mutable_grad() = at::full({5}, r.id() + 1, at::kDouble);
+        model.sync_gradients();
+        expect_value(net->a, 3, "a, from the user");
+        net->zero_grad();
+        add_alone(r.id() + 1, 0);
+        model(0, r.id() + 1).backward();
+        expect_value(net->a, 3, "a, before a backward");
+        expect_value(net->b, 3, "b, of that backward");
+      });
+    }
+  }
+}
+
 // A rank that counts for nothing adds nothing: not even the NaN that the mean of no samples is.
 TEST(KeptGradientsTest, WeightOfNothing) {
   for (const bool views : {true, false}) {
