@@ -32,8 +32,11 @@ ErrorKind errno_kind(int code) {
     case ENOBUFS:
     case EDQUOT:
     case EFBIG:
+    case EIO:
+    case ENOLCK:
     case ETOOMANYREFS: return ErrorKind::kResource;
     case EPIPE:
+    case ESRCH:
     case ECONNRESET:
     case ECONNREFUSED:
     case ECONNABORTED:
@@ -53,11 +56,16 @@ ErrorKind errno_kind(int code) {
     case EACCES:
     case EPERM:
     case ENAMETOOLONG:
+    case ENOEXEC:
+    case ETXTBSY:
+    case E2BIG:
     case EADDRINUSE:
     case EADDRNOTAVAIL:
     case EPROTOTYPE: return ErrorKind::kInvalidArgument;
     case ENOSYS:
     case EOPNOTSUPP:
+    case ENODEV:
+    case ENOTTY:
     case EAFNOSUPPORT:
     case EPROTONOSUPPORT: return ErrorKind::kUnsupported;
     default: return ErrorKind::kInternal;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread.h"
 
 namespace convoy {
 namespace {
@@ -159,10 +160,10 @@ void Loop::run() {
 }
 
 LoopThread::LoopThread(const std::string& name)
-    : thread_([this, name] {
+    : thread_(start_thread<std::jthread>([this, name] {
         set_thread_name(name);
         loop_.run();
-      }) {}
+      })) {}
 
 // join() throws only if a loop ends itself: a bug of ours that must not go on.
 LoopThread::~LoopThread() { join(); }  // NOLINT(bugprone-exception-escape)

@@ -8,7 +8,9 @@
 
 #include "base/error.h"
 #include "base/guarded.h"
+#include "base/log.h"
 #include "base/loop.h"
+#include "base/thread.h"
 #include "coll/group_impl.h"
 #include "coll/shared_memory.h"
 #include "os/quick_clock.h"
@@ -93,6 +95,7 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
   {
     std::unique_lock lock(mutex_);
     check_open();
+    start_progress();  // before it has a number: other ranks know nothing of it if this throws
     operation->number = ++last_number_;
     operation->seen =
         observer_.begin(operation->call, operation->number, now, Observer::Turn::kLater);
@@ -106,7 +109,11 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
       while (!operation->done && calls_back_here()) run_next(lock);
       if (operation->done) return operation;
     }
-    start_progress();
+    try {
+      start_progress();  // the turn was given away: another one
+    } catch (const Error& error) {
+      log_warn(error.what(), "; asynchronous operations run when somebody waits for them");
+    }
   }
   changed_.notify_all();
   return operation;
@@ -132,7 +139,7 @@ void Group::Impl::run_next(std::unique_lock<std::mutex>& lock) {
 
 void Group::Impl::start_progress() {
   if (progress_.joinable()) return;
-  progress_ = std::thread([self = shared_from_this()] { self->progress(); });
+  progress_ = start_thread([self = shared_from_this()] { self->progress(); });
 }
 
 // The callbacks of this thread go on without the turn. Others then run what comes next, also their

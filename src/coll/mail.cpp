@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/loop.h"
+#include "base/thread.h"
 #include "coll/engine.h"
 
 namespace convoy::coll {
@@ -122,7 +123,13 @@ void Mail::start(std::span<const std::shared_ptr<Transfer>> transfers) {
     }
     progress();
     if ((asynchronous_ != 0 || has_answers()) && !worker_.joinable() && !closing_) {
-      worker_ = std::thread([this, alive = keep_()] { work(); });
+      try {
+        worker_ = start_thread([this, alive = keep_()] { work(); });
+      } catch (...) {  // nobody would ever finish these
+        fail_all(std::current_exception());
+        callbacks_.run(lock);
+        throw;
+      }
     }
     ring(rank_);  // the worker may sleep for the sake of others
     callbacks_.run(lock);

@@ -1,6 +1,8 @@
 #include "coll/workers.h"
 
+#include "base/log.h"
 #include "base/loop.h"
+#include "base/thread.h"
 
 namespace convoy::coll {
 namespace {
@@ -14,9 +16,16 @@ Workers::~Workers() {
 }
 
 void Workers::start() {
-  for (int i = 1; i < threads_; ++i) {
-    helpers_.emplace_back([this, i] { work(i); });
+  helpers_.reserve(static_cast<std::size_t>(threads_ - 1));
+  try {
+    for (int i = 1; i < threads_; ++i) {
+      helpers_.push_back(start_thread<std::jthread>([this, i] { work(i); }));
+    }
+  } catch (const Error& error) {
+    log_warn("large operations use ", helpers_.size() + 1, " of ", threads_,
+             " threads: ", error.what());
   }
+  started_ = true;
 }
 
 void Workers::work(int index) {
@@ -34,14 +43,15 @@ void Workers::work(int index) {
 
 void Workers::run(const std::function<void(int)>& part) {
   if (threads_ == 1) return part(0);
-  if (helpers_.empty()) start();
+  if (!started_) start();
   part_ = &part;
   done_.value.store(0, std::memory_order_relaxed);
   // kStop is never reached by counting: skip it.
   const std::uint32_t next = round_.value.load(std::memory_order_relaxed) + 1;
   round_.store_and_wake(next == kStop ? 1 : next);
   part(0);
-  const auto helpers = static_cast<std::uint32_t>(threads_ - 1);
+  const auto helpers = static_cast<std::uint32_t>(helpers_.size());
+  for (int i = static_cast<int>(helpers) + 1; i < threads_; ++i) part(i);  // could not be started
   wait_until(done_, WaitPolicy{}, Deadline::never(),
              [helpers](std::uint32_t done) { return done == helpers; });
 }

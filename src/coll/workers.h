@@ -42,7 +42,8 @@ class Workers {
   void work(int index);
 
   const int threads_;
-  std::vector<std::jthread> helpers_;
+  std::vector<std::jthread> helpers_;  // as many as could be started
+  bool started_ = false;
   const std::function<void(int)>* part_ = nullptr;  // published by round_, read by helpers
   WaitWord round_;  // grows by one a run (release by the caller); kStop ends the helpers
   WaitWord done_;   // helpers that have finished this round (fetch_add, release)

@@ -233,7 +233,7 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   // A parameter that the loss uses directly may come before the outputs do.
   if (!in_backward_ && (armed_ || comes_by_a_sink())) enter(nullptr);
   if (defined) {
-    parameter.used = true;
+    parameter.used = parameter.computed = true;
     parameter.reduced = false;
     if (parameter.summed.defined()) parameter.note(tensors_[index].grad());
   }

@@ -190,16 +190,17 @@ void Reducer::Impl::close(Outcome outcome) {
   skipped_ = false;
   if (good) error_.clear();
   observe(outcome, now);
-  // A rank that had nothing to reduce has not seen its graph.
+  // A rank that has run no backward has not seen its graph.
   const bool learns =
       good && !learnt_ && !shadowing_ &&
-      std::any_of(parameters_.begin(), parameters_.end(),
-                  [](const Parameter& parameter) { return parameter.used || parameter.fired > 0; });
+      std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
+        return parameter.computed || parameter.fired > 0;
+      });
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     parameter.expected = std::max(parameter.expected, parameter.fired);
     if (learns && options_.static_graph) {
-      parameter.learnt_unused = parameter.active && !parameter.used && parameter.fired == 0;
+      parameter.learnt_unused = parameter.active && !parameter.computed && parameter.fired == 0;
     }
     const at::Tensor& gradient = tensors_[i].grad();
     const bool was_summed = parameter.summed.defined();
@@ -224,6 +225,7 @@ void Reducer::Impl::close(Outcome outcome) {
       if (touched) parameter.seen_version = -1;
     }
     parameter.used = left_local;
+    parameter.computed = false;
     parameter.fired = 0;
     parameter.kept.reset();
     parameter.graph.reset();

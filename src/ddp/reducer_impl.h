@@ -139,10 +139,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::uintptr_t hook = 0;
     std::size_t bucket = kNone, slot = 0;
 
-    bool used = false;     // a gradient of this rank's was added since the last round
-    bool reduced = false;  // the gradient is what the last round left
-    bool mixed = false;    // it was, when a backward that we cannot tell apart added to it
-    at::Tensor summed;     // taken out of the gradient, so that it is not summed again
+    bool used = false;      // a gradient of this rank's was added since the last round
+    bool computed = false;  // by a backward: not by the user
+    bool reduced = false;   // the gradient is what the last round left
+    bool mixed = false;     // it was, when a backward that we cannot tell apart added to it
+    at::Tensor summed;      // taken out of the gradient, so that it is not summed again
     // The gradient when it was reduced, or, while `summed` is there, after the last addition:
     // another tensor, or another version, is the user's doing. It is held, so that no other tensor
     // comes to lie where it was.

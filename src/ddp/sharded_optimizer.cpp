@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "ddp/agreement.h"
 #include "ddp/hook_state.h"
 #include "ddp/join_context.h"
@@ -183,7 +184,7 @@ void ShardedOptimizerBase::Impl::attach(const std::shared_ptr<Reducer::Impl>& re
   group_.all_reduce(all, {.op = ReduceOp::kMin});
   overlaps_ = all.item<std::uint8_t>() != 0;
   if (overlaps_ && !thread_.joinable()) {
-    thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
+    thread_ = start_thread<std::jthread>([this](const std::stop_token& stop) { work(stop); });
   }
   reducer->attach(shared_from_this());
 }

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/unique_fd.h"
 #include "convoy/c10d_store.h"
 #include "os/socket.h"
@@ -149,7 +150,7 @@ std::shared_ptr<Store> connect_tcp_store(const Endpoint& endpoint, const Deadlin
         return make_store(endpoint, options);
       });
   auto store = task.get_future();
-  std::thread(std::move(task)).detach();
+  start_thread(std::move(task)).detach();
   if (!deadline.is_never() && store.wait_until(deadline.when()) != std::future_status::ready) {
     fail(ErrorKind::kTimeout, "rendezvous: what listens at ", to_string(endpoint),
          " did not answer by the deadline; is it rank 0, or another program?");

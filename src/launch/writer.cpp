@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/loop.h"
+#include "base/thread.h"
 #include "os/socket.h"
 
 namespace convoy::launch {
@@ -28,7 +29,7 @@ int write_fully(int fd, std::string_view bytes) {
 
 Writer::Writer(const std::string& name, Events events) : state_(std::make_shared<State>()) {
   state_->queue.lock()->events = std::move(events);
-  thread_ = std::thread([name, state = state_] {
+  thread_ = start_thread([name, state = state_] {
     set_thread_name(name);
     run(state);
   });

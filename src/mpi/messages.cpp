@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/loop.h"
+#include "base/thread.h"
 #include "mpi/medium.h"
 #include "mpi/types.h"
 
@@ -174,6 +175,10 @@ void MpiMessages::run(std::span<Transfer> transfers) {
 
 void MpiMessages::start(std::span<const std::shared_ptr<Transfer>> transfers) {
   Lock lock(mutex_);
+  // First: what MPI has been given cannot be taken back for want of a thread.
+  if (!worker_.joinable() && !closed_) {
+    worker_ = start_thread([this, alive = medium_.shared_from_this()] { work(); });
+  }
   std::exception_ptr failure;
   for (const auto& transfer : transfers) {
     if (!failure) failure = trouble();
@@ -187,9 +192,6 @@ void MpiMessages::start(std::span<const std::shared_ptr<Transfer>> transfers) {
     if (!failure) continue;
     transfer->error = failure;
     finish(*transfer);
-  }
-  if (!pending_.empty() && !worker_.joinable() && !closed_) {
-    worker_ = std::thread([this, alive = medium_.shared_from_this()] { work(); });
   }
   callbacks_.run(lock);
   lock.unlock();

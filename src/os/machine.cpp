@@ -7,11 +7,11 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "os/file.h"
 #include "os/wait.h"
 
@@ -57,14 +57,10 @@ class PingPong {
 };
 
 std::jthread start_echo(PingPong& lines, int core) {
-  try {
-    return std::jthread([&lines, core] {
-      if (core >= 0) CoreSet::of_core(core).pin_thread();
-      lines.echo();
-    });
-  } catch (const std::system_error& error) {
-    fail(ErrorKind::kResource, "starting a thread: ", error.what());
-  }
+  return start_thread<std::jthread>([&lines, core] {
+    if (core >= 0) CoreSet::of_core(core).pin_thread();
+    lines.echo();
+  });
 }
 
 }  // namespace
@@ -170,7 +166,14 @@ std::string host_name() {
 }
 
 std::string boot_id() {
-  std::string id = read_file("/proc/sys/kernel/random/boot_id").value_or("");
+  constexpr const char* kFile = "/proc/sys/kernel/random/boot_id";
+  const auto text = read_file(kFile);
+  if (!text) {
+    const int code = errno;
+    fail(errno_kind(code) == ErrorKind::kResource ? ErrorKind::kResource : ErrorKind::kUnsupported,
+         "reading ", kFile, ", by which processes of one host know each other: ", errno_text(code));
+  }
+  std::string id = *text;
   while (!id.empty() && (id.back() == '\n' || id.back() == ' ')) id.pop_back();
   return id;
 }

@@ -84,6 +84,7 @@ CoreDistance measure_core_distance(const CoreSet& cores = CoreSet::of_thread());
 
 std::string host_name();
 // Names a running system: equal in all processes of one boot of one host, containers included.
+// kResource, kUnsupported if it cannot be read: never an empty name.
 std::string boot_id();
 
 // The parsers behind these; they take any bytes.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -13,6 +14,7 @@
 #include "base/error.h"
 #include "base/guarded.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/unique_fd.h"
 #include "convoy/spawn.h"
 #include "os/file.h"
@@ -49,14 +51,20 @@ void watch_parent(UniqueFd parent) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([pidfd = std::move(parent)] {
+  auto watch = [pidfd = std::move(parent)] {
     pthread_setname_np(pthread_self(), "convoy-parent");
     pollfd item{pidfd.get(), POLLIN, 0};
-    while (::poll(&item, 1, -1) < 0 && errno == EINTR) {
-    }
+    // Only the event counts: a kernel that is short of memory says nothing about the parent.
+    while (::poll(&item, 1, -1) < 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (::getpgrp() == ::getpid()) ::kill(0, SIGKILL);
     ::kill(::getpid(), SIGKILL);
-  }).detach();  // ends with the process
+  };
+  try {
+    start_thread(std::move(watch)).detach();  // ends with the process
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

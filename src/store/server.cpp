@@ -123,9 +123,19 @@ class StoreServer::Impl {
       log_warn("store: ", error.what(), "; trying again");
       thread_.loop().unwatch(listener_watch_);
       thread_.loop().cancel(accept_timer_);
-      accept_timer_ = thread_.loop().call_at(Deadline::Clock::now() + kAcceptPause,
-                                             [this] { watch_listener_on_loop(); });
+      listen_later_on_loop();
     }
+  }
+
+  void listen_later_on_loop() {
+    accept_timer_ = thread_.loop().call_at(Deadline::Clock::now() + kAcceptPause, [this] {
+      try {
+        watch_listener_on_loop();
+      } catch (const Error& error) {
+        log_warn("store: ", error.what(), "; trying again");
+        listen_later_on_loop();
+      }
+    });
   }
 
   void admit_on_loop(Socket& socket) {

@@ -46,6 +46,12 @@ TEST(ErrorTest, ErrnoTellsWhatTheCallerCanDo) {
   EXPECT_EQ(errno_kind(EACCES), ErrorKind::kInvalidArgument);
   EXPECT_EQ(errno_kind(ENOTDIR), ErrorKind::kInvalidArgument);
   EXPECT_EQ(errno_kind(ENOSYS), ErrorKind::kUnsupported);
+  // The machine's doing, and none of ours.
+  EXPECT_EQ(errno_kind(EIO), ErrorKind::kResource);
+  EXPECT_EQ(errno_kind(ENOLCK), ErrorKind::kResource);
+  EXPECT_EQ(errno_kind(ESRCH), ErrorKind::kPeerLost);
+  EXPECT_EQ(errno_kind(ETXTBSY), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(errno_kind(ENODEV), ErrorKind::kUnsupported);
   EXPECT_EQ(errno_kind(EBADF), ErrorKind::kInternal);
 }
 

@@ -240,6 +240,12 @@ TEST(KeptGradientsTest, StaticGraphs) {
         model.sync_gradients();
         expect_value(net->b, 2, "of rank 1 alone");
         EXPECT_FALSE(net->a.grad().defined());
+        // Nor from gradients that are the user's.
+        net->zero_grad(/*set_to_none=*/false);
+        net->a.mutable_grad() = at::full({5}, 4, at::kDouble);
+        if (r.id() == 1) add_alone(0, 2);
+        model.sync_gradients();
+        expect_value(net->a, 8, "of the user");
         for (int step = 0; step < 2; ++step) {
           net->zero_grad();
           model(0, r.id() + 1).backward();

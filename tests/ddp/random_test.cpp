@@ -248,8 +248,10 @@ at::Tensor inputs_of(const Micro& micro, std::size_t rank) {
   return random(micro.seed + 7 * rank, {micro.sizes[rank], 3}, at::kDouble) + 0.5;
 }
 
+// With bounded derivatives: where training diverges, rounding errors grow to any size.
 at::Tensor loss_of(const at::Tensor& output, std::int64_t samples) {
-  return (output.pow(2) + output).sum() / static_cast<double>(std::max<std::int64_t>(samples, 1));
+  return (output.sin() + output * 0.5).sum() /
+         static_cast<double>(std::max<std::int64_t>(samples, 1));
 }
 
 void zero(torch::nn::Module& module, Zero how) {
@@ -259,7 +261,7 @@ void zero(torch::nn::Module& module, Zero how) {
 void update(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& p : module.parameters()) {
-    if (p.grad().defined()) p.sub_(p.grad(), 0.05);
+    if (p.grad().defined()) p.sub_(p.grad(), 0.01);
   }
 }
 

@@ -19,6 +19,7 @@
 #include "share/sync_memory.h"
 #include "share/version_board.h"
 #include "support/expect_error.h"
+#include "transport/shm/fabric.h"
 
 namespace convoy::share::test {
 namespace {
@@ -360,6 +361,20 @@ TEST_F(NamespaceTest, MemoryIsRefused) {
   const auto region = Region::create_pool(std::size_t{1} << 20);
   EXPECT_TRUE(refused_there(
       [&] { (void)Region::adopt(duplicate(region->fd()), region->bytes(), Region::Kind::kPool); }));
+}
+
+// In a process of its own: the fabric stays as long as its process does.
+TEST(FabricDomainTest, GroupsAreRefused) {
+  Forked other([](Side&) {
+    auto info = shm::ProcessInfo::decode(shm::Fabric::instance().self().encode());
+    EXPECT_EQ(info.domain, process_domain());
+    info.id = Id::random();
+    info.domain += std::uint64_t{1} << 32;
+    expect_error(ErrorKind::kUnsupported, "another pid namespace",
+                 [&] { (void)shm::Fabric::instance().connect(info, soon()); });
+    return true;
+  });
+  EXPECT_TRUE(other.join());
 }
 
 // Both ends say so, whoever speaks first.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace convoy::shm {
 namespace {
@@ -53,7 +54,17 @@ Arena::Region& Arena::grow(std::size_t bytes) {
   Region region{
       .segment = Segment::create(size, "arena", Segment::Warm::kYes), .free = {}, .used = {}};
   region.free.emplace(0, region.segment.size());
-  hooks_.added(id, region.segment);
+  try {
+    hooks_.added(id, region.segment);
+  } catch (...) {
+    // Some peers may have it mapped.
+    try {
+      hooks_.removed(id);
+    } catch (const Error& error) {
+      log_warn("taking back memory that could not be shared: ", error.what());
+    }
+    throw;
+  }
   return regions_.emplace(id, std::move(region)).first->second;
 }
 

@@ -1,8 +1,10 @@
 #include "transport/shm/fabric.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -22,6 +24,8 @@ namespace {
 constexpr std::uint64_t kMemoryReserve = std::uint64_t{256} << 20;
 // For a stranger that connects and says nothing.
 constexpr auto kHelloTimeout = std::chrono::seconds(10);
+// Before somebody is accepted again, where that has failed.
+constexpr auto kAcceptPause = std::chrono::milliseconds(20);
 
 std::uint64_t machine_headroom() {
   const std::uint64_t left = memory_state().headroom();
@@ -44,7 +48,8 @@ struct Fabric::Impl {
   struct Connections {
     std::map<Id, std::shared_ptr<Peer>> peers;
     std::set<Id> connecting;
-    std::map<Id, Socket> arrived;  // accepted, greeted, not yet asked for
+    std::map<Id, Socket> arrived;                 // accepted, greeted, not yet asked for
+    std::vector<std::shared_ptr<Peer>> replaced;  // lost while they lived; there is another of each
   };
   struct Quarantine {
     Location location;
@@ -70,8 +75,10 @@ struct Fabric::Impl {
     Loop::TimerId timer = 0;
   };
   std::map<Loop::WatchId, Greeting> greetings;  // of the watch thread
+  Loop::WatchId listener_watch = 0;             // of the watch thread
   LoopThread watch{"convoy-watch"};
 
+  void listen_on_loop();
   void accept_on_loop();
   void greet_on_loop(Loop::WatchId id);
   void end_greeting_on_loop(Loop::WatchId id);
@@ -117,7 +124,8 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
   impl_->marker = Segment::create(1, marker_label(self_.id));
   impl_->marker.close_descriptor();
   self_.pid = getpid();
-  self_.start_time = process_start_time(self_.pid);
+  self_.start_time = own_start_time();
+  self_.domain = process_domain();
   self_.boot = boot_id();
   self_.host = host_name();
   self_.cores = CoreSet::of_thread();
@@ -135,10 +143,7 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
             for (const auto& [process, peer] : impl->connections.lock()->peers) peer->send_drop(id);
           },
       .headroom = [impl = impl_.get()] { return (*impl->headroom.lock())(); }});
-  impl_->watch.call([this] {
-    impl_->watch.loop().watch(impl_->listener->fd(), EPOLLIN,
-                              [this](std::uint32_t) { impl_->accept_on_loop(); });
-  });
+  impl_->watch.call([this] { impl_->listen_on_loop(); });
 }
 
 void Fabric::Impl::accept_on_loop() {
@@ -155,6 +160,19 @@ void Fabric::Impl::accept_on_loop() {
     }
   } catch (const Error& error) {
     log_warn("refused a connection: ", error.what());
+    // If descriptors have run out, who waits to be accepted would keep this thread busy.
+    watch.loop().unwatch(listener_watch);
+    watch.loop().call_at(Deadline::Clock::now() + kAcceptPause, [this] { listen_on_loop(); });
+  }
+}
+
+void Fabric::Impl::listen_on_loop() {
+  try {
+    listener_watch =
+        watch.loop().watch(listener->fd(), EPOLLIN, [this](std::uint32_t) { accept_on_loop(); });
+  } catch (const Error& error) {
+    log_warn("listening for processes: ", error.what(), "; trying again");
+    watch.loop().call_at(Deadline::Clock::now() + kAcceptPause, [this] { listen_on_loop(); });
   }
 }
 
@@ -200,9 +218,13 @@ Socket Fabric::Impl::open_connection(const ProcessInfo& self, const ProcessInfo&
   for (;;) {
     const auto slice = Deadline::after(std::chrono::milliseconds(50));
     if (state.wait(std::min(slice, deadline), [&] { return state->arrived.contains(other.id); })) {
-      return std::move(state->arrived.extract(other.id).mapped());
+      Socket socket = std::move(state->arrived.extract(other.id).mapped());
+      // One that it has given up already is of an earlier try.
+      pollfd item{socket.fd(), POLLRDHUP, 0};
+      if (::poll(&item, 1, 0) < 1) return socket;
+      continue;
     }
-    if (process_start_time(other.pid) != other.start_time) fail_gone(other);
+    if (liveness_of(other.pid, other.start_time) == Liveness::kDead) fail_gone(other);
     if (deadline.expired()) {
       fail(ErrorKind::kTimeout, "pid ", other.pid, " did not connect by the deadline");
     }
@@ -221,6 +243,11 @@ void Fabric::Impl::reap_on_loop() {
       ++i;
     }
   }
+  const auto first = std::partition(state->replaced.begin(), state->replaced.end(),
+                                    [](const auto& peer) { return peer.use_count() != 1; });
+  dead.insert(dead.end(), std::make_move_iterator(first),
+              std::make_move_iterator(state->replaced.end()));
+  state->replaced.erase(first, state->replaced.end());
   state.unlock();  // before the peers unmap their segments
 }
 
@@ -230,28 +257,53 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
     fail(ErrorKind::kUnsupported, "pid ", info.pid, " runs on host ", info.host,
          " and this process on ", self_.host, ": shared memory works within one host");
   }
+  if (info.domain != self_.domain) {
+    fail(ErrorKind::kUnsupported, "pid ", info.pid, " runs in another pid namespace (",
+         info.domain >> 32, ") than this process, pid ", self_.pid, " (", self_.domain >> 32,
+         "), or in another time namespace: neither could tell whether the other runs; start both "
+         "in one (docker run --pid=container:<name>), or use the backend mpi between them");
+  }
   {
     auto state = impl_->connections.lock();
-    if (!state.wait(deadline, [&] { return !state->connecting.contains(info.id); })) {
-      fail(ErrorKind::kTimeout, "connecting to pid ", info.pid, " took too long");
+    for (std::shared_ptr<Peer> given_up;;) {
+      if (!state.wait(deadline, [&] { return !state->connecting.contains(info.id); })) {
+        fail(ErrorKind::kTimeout, "connecting to pid ", info.pid, " took too long");
+      }
+      const auto found = state->peers.find(info.id);
+      if (found == state->peers.end() || found->second == given_up) break;
+      const auto peer = found->second;
+      state.unlock();
+      // A connection that broke (a process without descriptors or memory) can be made again.
+      if (!peer->ends(deadline) || liveness_of(info.pid, info.start_time) != Liveness::kAlive) {
+        return peer;
+      }
+      given_up = peer;
+      state.relock();
     }
-    const auto found = state->peers.find(info.id);
-    if (found != state->peers.end()) return found->second;
     state->connecting.insert(info.id);
   }
   const auto finish = [&](const std::shared_ptr<Peer>& peer) {
     auto state = impl_->connections.lock();
     state->connecting.erase(info.id);
-    if (peer) state->peers[info.id] = peer;
+    if (peer) {
+      auto& place = state->peers[info.id];
+      if (place) state->replaced.push_back(std::move(place));
+      place = peer;
+    }
     impl_->connections.notify();
   };
   try {
     Socket socket = impl_->open_connection(self_, info, deadline);
     UniqueFd pidfd = open_pidfd(info.pid);
-    if (!pidfd || process_start_time(info.pid) != info.start_time) fail_gone(info);
+    const int code = errno;
+    // What runs can be watched, or there is an error that says why not.
+    if (liveness_of(info.pid, info.start_time) == Liveness::kDead) fail_gone(info);
+    if (!pidfd) {
+      fail(errno_kind(code), "watching pid ", info.pid, " by a pidfd: ", errno_text(code));
+    }
     auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
     impl_->watch.loop().post([this, peer] {
-      peer->start_on_loop(impl_->watch.loop());
+      peer->start_on_loop(impl_->watch.loop());  // does not throw
       impl_->reap_on_loop();
     });
     // Under the memory lock: a segment added meanwhile is sent by this loop or by the hook.

@@ -20,16 +20,16 @@ constexpr auto kExitGrace = std::chrono::milliseconds(200);
 }  // namespace
 
 std::string ProcessInfo::encode() const {
-  return concat(id.to_string(), " ", pid, " ", start_time, " ", boot, " ", host, " ", socket, " ",
-                cores.to_string());
+  return concat(id.to_string(), " ", pid, " ", start_time, " ", domain, " ", boot, " ", host, " ",
+                socket, " ", cores.to_string());
 }
 
 ProcessInfo ProcessInfo::decode(const std::string& text) {
   std::istringstream in(text);
   ProcessInfo info;
   std::string id, cores;
-  if (!(in >> id >> info.pid >> info.start_time >> info.boot >> info.host >> info.socket >>
-        cores) ||
+  if (!(in >> id >> info.pid >> info.start_time >> info.domain >> info.boot >> info.host >>
+        info.socket >> cores) ||
       info.pid <= 0) {
     fail(ErrorKind::kInvalidArgument, "the store holds no process description: '", text, "'");
   }
@@ -44,6 +44,12 @@ Peer::Peer(ProcessInfo info, Socket socket, UniqueFd pidfd)
 std::optional<std::string> Peer::loss() {
   if (!lost()) return std::nullopt;
   return state_.lock()->loss;
+}
+
+bool Peer::ends(const Deadline& deadline) {
+  if (!lost() && !closed_.load(std::memory_order_acquire)) return false;
+  auto state = state_.lock();
+  return state.wait(deadline, [&] { return state->loss.has_value(); });
 }
 
 void Peer::subscribe(const std::shared_ptr<Alarm>& alarm) {
@@ -100,8 +106,12 @@ void Peer::send_drop(SegmentId id) { send({.type = Frame::kDrop, .segment = id},
 
 void Peer::start_on_loop(Loop& loop) {
   loop_ = &loop;
-  socket_watch_ = loop.watch(socket_.fd(), EPOLLIN, [this](std::uint32_t) { receive_on_loop(); });
-  pid_watch_ = loop.watch(pidfd_.get(), EPOLLIN, [this](std::uint32_t) { exited_on_loop(); });
+  try {
+    socket_watch_ = loop.watch(socket_.fd(), EPOLLIN, [this](std::uint32_t) { receive_on_loop(); });
+    pid_watch_ = loop.watch(pidfd_.get(), EPOLLIN, [this](std::uint32_t) { exited_on_loop(); });
+  } catch (const Error& error) {
+    lose_on_loop(concat("cannot be watched by this process: ", error.what()));
+  }
 }
 
 void Peer::receive_on_loop() {
@@ -120,7 +130,9 @@ void Peer::receive_on_loop() {
       take_frame_on_loop(frame);
     }
   } catch (const Error& error) {
-    lose_on_loop(concat("sent something unusable: ", error.what()));
+    const bool mine = error.kind() == ErrorKind::kResource;
+    lose_on_loop(concat(mine ? "cannot be heard by this process: " : "sent something unusable: ",
+                        error.what()));
   }
 }
 
@@ -154,6 +166,7 @@ void Peer::exited_on_loop() {
 }
 
 void Peer::closed_on_loop() {
+  closed_.store(true, std::memory_order_release);
   loop_->unwatch(socket_watch_);
   loop_->call_at(Deadline::Clock::now() + kExitGrace, [weak = weak_from_this()] {
     const auto peer = weak.lock();
@@ -172,6 +185,8 @@ void Peer::lose_on_loop(const std::string& why) {
     state->loss = why;
     alarms.swap(state->alarms);
   }
+  // If it lives, it hears that this side has given up, and both can connect anew.
+  socket_.shutdown();
   lost_.store(true, std::memory_order_release);
   state_.notify();
   log_info("process ", info_.pid, " ", why);

@@ -26,10 +26,11 @@ struct ProcessInfo {
   Id id;  // random, new in every process
   pid_t pid = 0;
   std::uint64_t start_time = 0;
-  std::string boot;    // boot_id(): names the running host
-  std::string host;    // for messages
-  std::string socket;  // where it accepts connections
-  CoreSet cores;       // that it may run on
+  std::uint64_t domain = 0;  // process_domain()
+  std::string boot;          // boot_id(): names the running host
+  std::string host;          // for messages
+  std::string socket;        // where it accepts connections
+  CoreSet cores;             // that it may run on
 
   std::string encode() const;
   static ProcessInfo decode(const std::string& text);  // throws kInvalidArgument
@@ -67,6 +68,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Why it is gone; nullopt while it lives.
   std::optional<std::string> loss();
   bool lost() const { return lost_.load(std::memory_order_acquire); }
+  // True if it is lost, or its connection has just ended and it will be in a moment.
+  bool ends(const Deadline& deadline);
 
   // The peer's memory here. Waits for the segment's descriptor if it is still on its way; throws
   // kTimeout, kPeerLost, or kInvalidArgument if the range does not lie in the segment.
@@ -107,6 +110,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Guarded<State> state_;
   // Written once by the watch thread (release, after state_.loss is set), read by everyone.
   std::atomic<bool> lost_{false};
+  // The same when the connection has ended, which is a moment before.
+  std::atomic<bool> closed_{false};
   // Of the watch thread.
   Loop* loop_ = nullptr;
   Loop::WatchId socket_watch_ = 0;
