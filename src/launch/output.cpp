@@ -152,6 +152,10 @@ bool Output::take(Stream& stream, std::size_t limit) {
     n = ::read(stream.fd.get(), bytes.data(), bytes.size());
   } while (n < 0 && errno == EINTR);
   if (n < 0 && errno == EAGAIN) return true;
+  if (n < 0) {
+    note(concat("convoy: reading the output of rank ", stream.rank, ": ", errno_text(errno),
+                "; the rest of it is lost\n"));
+  }
   if (n <= 0) return false;
   bytes.resize(static_cast<std::size_t>(n));
   show(stream, bytes);

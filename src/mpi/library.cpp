@@ -80,8 +80,11 @@ int Library::end(MPI_Comm, int, void*, void* state) {
   auto& library = *static_cast<Library*>(state);
   ended_.store(true, std::memory_order_seq_cst);
   std::vector<std::shared_ptr<Stoppable>> users;
-  for (const auto& weak : *library.users_.lock()) {
-    if (auto user = weak.lock()) users.push_back(std::move(user));
+  {
+    auto all = library.users_.lock();
+    for (const auto& weak : *all) {
+      if (auto user = weak.lock()) users.push_back(std::move(user));
+    }
   }
   for (const auto& user : users) user->stop();
   const auto deadline = Deadline::after(std::chrono::seconds(10));

@@ -62,9 +62,11 @@ bool proc_shows_our_pids() {
 
 bool has_no_process(pid_t pid) { return ::kill(pid, 0) < 0 && errno == ESRCH; }
 
-std::uint64_t inode_of(const char* path) {
+// nullopt: it is not known. 0: there is no such file.
+std::optional<std::uint64_t> inode_of(const char* path) {
   struct stat info {};
-  return ::stat(path, &info) == 0 ? info.st_ino : 0;
+  if (::stat(path, &info) == 0) return info.st_ino;
+  return errno == ENOENT ? std::optional<std::uint64_t>(0) : std::nullopt;
 }
 
 // PIDFD_GET_INFO of Linux 6.13, exit code since 6.15; Debian 12's headers do not have it.
@@ -207,8 +209,9 @@ std::uint64_t own_start_time() {
 
 std::uint64_t process_domain() {
   // Inodes of namespaces are numbers of 32 bits. There are kernels without time namespaces.
-  const std::uint64_t pids = inode_of("/proc/self/ns/pid");
-  return pids == 0 ? 0 : (pids << 32) | (inode_of("/proc/self/ns/time") & 0xffffffff);
+  const std::uint64_t pids = inode_of("/proc/self/ns/pid").value_or(0);
+  const auto time = inode_of("/proc/self/ns/time");
+  return pids == 0 || !time ? 0 : (pids << 32) | (*time & 0xffffffff);
 }
 
 std::optional<char> process_state(pid_t pid) {

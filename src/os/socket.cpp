@@ -39,7 +39,17 @@ const sockaddr* as_sockaddr(const sockaddr_un& address) {
   return reinterpret_cast<const sockaddr*>(&address);
 }
 
-bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+bool would_block(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
+
+// Calls again what a signal has interrupted: who looks at a deadline that has passed, or does not
+// wait at all, must not take that for "nothing there".
+template <class Call>
+auto uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
 bool peer_gone(int code) { return code == EPIPE || code == ECONNRESET || code == ENOTCONN; }
 
 }  // namespace
@@ -47,9 +57,9 @@ bool peer_gone(int code) { return code == EPIPE || code == ECONNRESET || code ==
 bool wait_ready(int fd, short events, const Deadline& deadline) {
   for (;;) {
     pollfd item{fd, events, 0};
-    const int ready = ::poll(&item, 1, deadline.poll_timeout_ms());
+    const int ready = uninterrupted([&] { return ::poll(&item, 1, deadline.poll_timeout_ms()); });
     if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) fail_errno("poll");
+    if (ready < 0) fail_errno("poll");
     if (deadline.expired()) return false;
   }
 }
@@ -149,7 +159,8 @@ void Socket::require_same_user() const {
 }
 
 std::optional<std::size_t> Socket::try_send(std::span<const std::byte> bytes) {
-  const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t n = uninterrupted(
+      [&] { return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT); });
   if (n >= 0) return static_cast<std::size_t>(n);
   if (would_block(errno)) return 0;
   if (peer_gone(errno)) return std::nullopt;
@@ -180,7 +191,8 @@ void Socket::send(std::span<const std::byte> bytes, const Deadline& deadline,
       header->cmsg_len = CMSG_LEN(size);
       std::memcpy(CMSG_DATA(header), descriptors.data(), size);
     }
-    const ssize_t n = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n =
+        uninterrupted([&] { return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
     if (n >= 0) {
       done += static_cast<std::size_t>(n);
     } else if (errno == EBADF && !descriptors.empty()) {
@@ -204,7 +216,8 @@ std::optional<std::size_t> Socket::try_receive(std::span<std::byte> bytes,
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t n = uninterrupted(
+      [&] { return ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
   if (n < 0) {
     if (would_block(errno)) return 0;
     if (peer_gone(errno)) return std::nullopt;
@@ -330,7 +343,8 @@ void Listener::unlink() noexcept {
 
 std::optional<Socket> Listener::try_accept() const {
   const ForkPause pause;
-  UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  UniqueFd fd(uninterrupted(
+      [&] { return ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }));
   if (fd) return Socket(std::move(fd));
   if (would_block(errno) || errno == ECONNABORTED) return std::nullopt;
   fail_errno("accepting on ", path_);

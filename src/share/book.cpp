@@ -63,24 +63,34 @@ ProcessWord own_process_word() {
   return known.get([] { return process_word(getpid(), own_start_time()); });
 }
 
-std::uint64_t own_domain() {
+namespace {
+
+// 0: it is not known.
+std::uint64_t known_domain() {
   static OncePerProcess known;
   return known.get([] { return process_domain(); });
 }
 
+}  // namespace
+
+std::uint64_t own_domain() {
+  const std::uint64_t domain = known_domain();
+  if (domain == 0) {
+    fail(ErrorKind::kUnsupported,
+         "/proc/self/ns cannot be read, so that no process can tell whether another one runs: "
+         "memory and queues cannot be shared; mount /proc");
+  }
+  return domain;
+}
+
 Liveness word_liveness(ProcessWord word, std::uint64_t domain) {
   if (word == 0) return Liveness::kDead;
-  if (domain == 0 || domain != own_domain()) return Liveness::kUnknown;
+  if (domain == 0 || domain != known_domain()) return Liveness::kUnknown;
   return liveness_of(pid_of(word), word >> kPidBits);
 }
 
 void require_own_domain(std::uint64_t domain, const char* what) {
   const std::uint64_t own = own_domain();
-  if (own == 0) {
-    fail(ErrorKind::kUnsupported, what,
-         ": /proc/self/ns cannot be read, so that no process can tell whether another one runs; "
-         "mount /proc");
-  }
   if (domain == own) return;
   fail(ErrorKind::kUnsupported, what, " is used by processes of another pid namespace (",
        domain >> 32, ", this one is in ", own >> 32,

@@ -82,7 +82,8 @@ Liveness word_liveness(ProcessWord word, std::uint64_t domain);
 inline bool is_dead(ProcessWord word, std::uint64_t domain) {
   return word_liveness(word, domain) == Liveness::kDead;
 }
-// process_domain(), looked up once in each process.
+// process_domain(), looked up once in each process. kUnsupported if it is not known: nothing that
+// is shared may say so.
 std::uint64_t own_domain();
 // Before a process uses what others with words of `domain` use: throws kUnsupported if they could
 // not find out whether it runs, nor it whether they do.

@@ -46,6 +46,9 @@ struct Turn {
 struct Scenario {
   const char* name;
   void (*run)(const Turn& turn);
+  // What of the memory that the process keeps for later is still in use, when all is over; empty:
+  // nothing. May be asked again.
+  std::string (*held)() = nullptr;
   bool processes = false;  // each rank a process, else both are threads of one
   int victim = 0;          // the rank whose calls fail, if they are processes
 };

@@ -117,6 +117,9 @@ bool is_counter(int fd) {
          counters[static_cast<std::size_t>(fd)].load(std::memory_order_relaxed);
 }
 
+// The kernel takes so few bytes whole or not at all.
+constexpr std::size_t kWhole = 64;
+
 thread_local bool exempt __attribute__((tls_model("initial-exec"))) = false;
 
 // 0: the call is to be done; otherwise how it fails.
@@ -265,7 +268,7 @@ CONVOY_EXPORT void convoy_inject_exempt(int on) { exempt = on != 0; }
     constexpr std::size_t kCall = number_of(#name);             \
     bool part = false;                                          \
     if (fails(kCall, &part, fd)) return -1;                     \
-    if (part) size = std::min<std::size_t>(size, 1);            \
+    if (part && size > kWhole) size = 1;                        \
     CONVOY_NEXT(name);                                          \
     return real arguments;                                      \
   }
@@ -289,8 +292,6 @@ CONVOY_INJECTED(-1, int, setsockopt, (int fd, int level, int name, const void* v
                 (fd, level, name, value, size))
 CONVOY_INJECTED(-1, int, poll, (pollfd* items, nfds_t count, int timeout), (items, count, timeout))
 CONVOY_INJECTED(-1, int, epoll_create1, (int flags), (flags))
-CONVOY_INJECTED(-1, int, epoll_ctl, (int epoll, int operation, int fd, epoll_event* event),
-                (epoll, operation, fd, event))
 CONVOY_INJECTED(-1, int, epoll_wait, (int epoll, epoll_event* events, int count, int timeout),
                 (epoll, events, count, timeout))
 CONVOY_INJECTED(-1, int, pipe2, (int* ends, int flags), (ends, flags))
@@ -349,6 +350,15 @@ ssize_t injected_recvmsg(int fd, msghdr* message, int flags) {
   const ssize_t got = real(fd, message, flags);
   if (part && got > 0 && message->msg_controllen > 0) drop_descriptors(message);
   return got;
+}
+
+// Taking out is not refused.
+CONVOY_DECLARE(int, epoll_ctl, (int epoll, int operation, int fd, epoll_event* event));
+int injected_epoll_ctl(int epoll, int operation, int fd, epoll_event* event) {
+  constexpr std::size_t kCall = number_of("epoll_ctl");
+  if (operation != EPOLL_CTL_DEL && fails(kCall)) return -1;
+  CONVOY_NEXT(epoll_ctl);
+  return real(epoll, operation, fd, event);
 }
 
 CONVOY_DECLARE(int, eventfd, (unsigned count, int flags));

@@ -102,11 +102,17 @@ void run_published(const Turn& turn) {
   });
 }
 
+std::string held() {
+  const auto usage = share::usage();
+  if (usage.blocks == 0 && usage.foreign == 0) return "";
+  return concat(usage.blocks, " blocks of the pool, ", usage.foreign, " of others\n");
+}
+
 class ErrnoShareTest : public testing::TestWithParam<Scenario> {};
 INSTANTIATE_TEST_SUITE_P(All, ErrnoShareTest,
-                         testing::Values(Scenario{"Channel", &run_channel},
-                                         Scenario{"Queue", &run_queue},
-                                         Scenario{"Published", &run_published}),
+                         testing::Values(Scenario{"Channel", &run_channel, &held},
+                                         Scenario{"Queue", &run_queue, &held},
+                                         Scenario{"Published", &run_published, &held}),
                          [](const auto& test) { return name_of(test.param); });
 
 TEST_P(ErrnoShareTest, AClearErrorOrSuccess) {

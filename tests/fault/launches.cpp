@@ -15,7 +15,7 @@
 namespace convoy::fault {
 namespace {
 
-constexpr std::size_t kSampleOfLaunches = 40;
+constexpr std::size_t kSampleOfLaunches = 25;
 constexpr int kLines = 200;
 
 struct Launch {
@@ -74,7 +74,8 @@ std::string judge(const Launch& done, const Case& one) {
     if (testing::Test::HasFailure()) return "processes are left: " + how;
   }
   if (complete(done)) return "";
-  if (done.status.success()) return "exit code 0, but output is missing: " + how;
+  // Output that cannot be written is dropped, with a note; the ranks go on.
+  if (done.status.success() && done.err.empty()) return "output is missing: " + how;
   if (one.fault.demand == Fault::Demand::kSuccess) return "must not matter: " + how;
   if (done.err.empty()) return "no word about what went wrong: " + how;
   if (done.err.find("internal error") != std::string::npos) return how;

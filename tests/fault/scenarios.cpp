@@ -15,6 +15,7 @@
 #include "share/queue_memory.h"
 #include "share/version_board.h"
 #include "store/server.h"
+#include "transport/shm/fabric.h"
 
 namespace convoy::fault {
 namespace {
@@ -94,6 +95,16 @@ void run_group(const Turn& turn) {
   exchange_messages(*group, kSmall, "a small message");
   exchange_messages(*group, kLarge, "a large message");
   group->barrier();
+}
+
+std::string held_by_groups() {
+  shm::Fabric* const fabric = shm::Fabric::existing();
+  if (!fabric) return "";
+  fabric->trim();
+  const auto stats = fabric->stats();
+  if (stats.used_bytes == 0) return "";
+  return concat(stats.used_bytes, " bytes of group memory, ", stats.quarantined_blocks,
+                " blocks of it in quarantine\n");
 }
 
 // --- The store --------------------------------------------------------------------------------
@@ -228,6 +239,14 @@ void share_blocks(const Turn& turn, bool named) {
 
 void run_share(const Turn& turn) { share_blocks(turn, false); }
 void run_share_files(const Turn& turn) { share_blocks(turn, true); }
+
+std::string held_by_sharing() {
+  share::Depot* const depot = share::Depot::existing();
+  if (!depot) return "";
+  const auto stats = depot->stats();
+  if (stats.blocks == 0 && stats.foreign == 0) return "";
+  return concat(stats.blocks, " blocks of the pool, ", stats.foreign, " of others\n");
+}
 
 // --- Queues and published versions ------------------------------------------------------------
 
@@ -365,13 +384,15 @@ void run_published(const Turn& turn) {
 }  // namespace
 
 std::vector<Scenario> core_scenarios() {
-  std::vector<Scenario> all = {{"Group", &run_group}, {"Store", &run_store}, {"Share", &run_share}};
+  std::vector<Scenario> all = {{"Group", &run_group, &held_by_groups},
+                               {"Store", &run_store},
+                               {"Share", &run_share, &held_by_sharing}};
   for (int victim = 0; victim < 2; ++victim) {
-    all.push_back({"Group", &run_group, true, victim});
-    all.push_back({"Share", &run_share, true, victim});
-    all.push_back({"ShareFiles", &run_share_files, true, victim});
-    all.push_back({"Queue", &run_queue, true, victim});
-    all.push_back({"Published", &run_published, true, victim});
+    all.push_back({"Group", &run_group, &held_by_groups, true, victim});
+    all.push_back({"Share", &run_share, &held_by_sharing, true, victim});
+    all.push_back({"ShareFiles", &run_share_files, &held_by_sharing, true, victim});
+    all.push_back({"Queue", &run_queue, nullptr, true, victim});
+    all.push_back({"Published", &run_published, nullptr, true, victim});
   }
   return all;
 }

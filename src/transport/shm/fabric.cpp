@@ -78,6 +78,14 @@ struct Fabric::Impl {
   Loop::WatchId listener_watch = 0;             // of the watch thread
   LoopThread watch{"convoy-watch"};
 
+  // A copy: sending may wait, and the lock is one that the watch thread takes. (And a lock that is
+  // a temporary in the head of a loop is gone before the loop begins.)
+  std::vector<std::shared_ptr<Peer>> all_peers() {
+    std::vector<std::shared_ptr<Peer>> found;
+    auto state = connections.lock();
+    for (const auto& [process, peer] : state->peers) found.push_back(peer);
+    return found;
+  }
   void listen_on_loop();
   void accept_on_loop();
   void greet_on_loop(Loop::WatchId id);
@@ -126,6 +134,12 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
   self_.pid = getpid();
   self_.start_time = own_start_time();
   self_.domain = process_domain();
+  if (self_.domain == 0) {
+    fail(ErrorKind::kUnsupported,
+         "/proc/self/ns cannot be read, by which processes know that they "
+         "can watch each other: ",
+         errno_text(errno), "; is /proc mounted?");
+  }
   self_.boot = boot_id();
   self_.host = host_name();
   self_.cores = CoreSet::of_thread();
@@ -134,13 +148,11 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
       .next_id = [next = SegmentId{1}]() mutable { return next++; },
       .added =
           [impl = impl_.get()](SegmentId id, const Segment& segment) {
-            for (const auto& [process, peer] : impl->connections.lock()->peers) {
-              peer->send_segment(id, segment);
-            }
+            for (const auto& peer : impl->all_peers()) peer->send_segment(id, segment);
           },
       .removed =
           [impl = impl_.get()](SegmentId id) {
-            for (const auto& [process, peer] : impl->connections.lock()->peers) peer->send_drop(id);
+            for (const auto& peer : impl->all_peers()) peer->send_drop(id);
           },
       .headroom = [impl = impl_.get()] { return (*impl->headroom.lock())(); }});
   impl_->watch.call([this] { impl_->listen_on_loop(); });
@@ -271,7 +283,7 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
       }
       const auto found = state->peers.find(info.id);
       if (found == state->peers.end() || found->second == given_up) break;
-      const auto peer = found->second;
+      auto peer = found->second;
       state.unlock();
       // A connection that broke (a process without descriptors or memory) can be made again.
       if (!peer->ends(deadline) || liveness_of(info.pid, info.start_time) != Liveness::kAlive) {
@@ -405,9 +417,9 @@ std::vector<int> Fabric::descriptors() {
   const auto add_all = [&](const auto&... fds) { (found.push_back(fds), ...); };
   impl_->memory.lock()->arena->for_each_segment(
       [&](SegmentId, const Segment& segment) { add_all(segment.fd()); });
-  for (const auto& [id, peer] : impl_->connections.lock()->peers) {
-    add_all(peer->descriptor(), peer->pidfd());
-  }
+  auto state = impl_->connections.lock();
+  for (const auto& [id, peer] : state->peers) add_all(peer->descriptor(), peer->pidfd());
+  for (const auto& peer : state->replaced) add_all(peer->descriptor(), peer->pidfd());
   return found;
 }
 
