@@ -1,8 +1,9 @@
 # Proves convoy from outside its tree: installs it below WORK, moves the tree (nothing in it may hold
 # the path it was installed to), builds tests/consumer against it with the compiler and flags a user
-# would have, and runs the programs. With MODE=subdirectory it uses the sources instead.
+# would have, and runs the programs. With MODE=subdirectory it uses the sources instead;
+# MODE=configure goes no further than their build rules and lists the targets that they give.
 #
-#   cmake -DMODE=install|subdirectory -DSOURCE=... -DBUILD=... -DWORK=... -DTORCH=ON|OFF
+#   cmake -DMODE=install|subdirectory|configure -DSOURCE=... -DBUILD=... -DWORK=... -DTORCH=ON|OFF
 #         -DTORCH_ROOT=... -DCXX=... -DGENERATOR=... -DLAUNCHER=... -P run.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
@@ -37,6 +38,14 @@ endif()
 function(use what torch)
   run(${CMAKE_COMMAND} -S ${SOURCE}/tests/consumer -B ${WORK}/${what} -G ${GENERATOR}
       -DCMAKE_CXX_COMPILER=${CXX} -DCONSUMER_TORCH=${torch} ${where})
+  if(MODE STREQUAL "configure")
+    run(${CMAKE_COMMAND} --build ${WORK}/${what} --target help)
+    string(FIND "${output}" "${what}: " position)
+    if(position EQUAL -1)
+      message(FATAL_ERROR "the build rules have no target ${what}:\n${output}")
+    endif()
+    return()
+  endif()
   run(${CMAKE_COMMAND} --build ${WORK}/${what} --parallel 2)
   run(${WORK}/${what}/${what})
   message(STATUS "${output}")
