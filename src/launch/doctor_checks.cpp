@@ -112,8 +112,12 @@ Finding check_cores(const CoreFacts& facts) {
 }
 
 Finding check_memory(const MemoryState& memory) {
+  // Version 1 of cgroups says "no limit" with a number near 2^63.
+  constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;
   std::string text = concat(format_bytes(memory.headroom()), " can still be allocated");
-  if (memory.limit) text += concat(" (cgroup limit ", format_bytes(*memory.limit), ")");
+  if (memory.limit && *memory.limit < kNoLimit) {
+    text += concat(" (cgroup limit ", format_bytes(*memory.limit), ")");
+  }
   const std::string fix = memory.limit && *memory.limit - memory.used.value_or(0) < memory.available
                               ? "raise the memory limit of the container or slice"
                               : "free memory, or use a larger machine";

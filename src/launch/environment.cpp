@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -16,7 +17,7 @@
 namespace convoy::launch {
 namespace {
 
-constexpr std::array<std::string_view, 14> kPerRank = {"RANK",
+constexpr std::array<std::string_view, 15> kPerRank = {"RANK",
                                                        "LOCAL_RANK",
                                                        "WORLD_SIZE",
                                                        "ROLE_RANK",
@@ -28,6 +29,7 @@ constexpr std::array<std::string_view, 14> kPerRank = {"RANK",
                                                        "CONVOY_JOB_ID",
                                                        "CONVOY_STORE_FD",
                                                        "CONVOY_FLIGHT_FD",
+                                                       "CONVOY_RENDEZVOUS",
                                                        "TORCHELASTIC_USE_AGENT_STORE",
                                                        "TORCHELASTIC_RUN_ID"};
 
@@ -62,29 +64,38 @@ Environment rank_environment(const Environment& inherited, const RunOptions& opt
   result.erase(kStoreFdVariable);
   result.erase(flight::kFlightFdVariable);
   if (options.tune) {
-    for (const auto& [name, value] : tuned_variables(job.cores, options.ranks)) {
-      result.try_emplace(name, value);
+    const auto is_set = [&](const std::string& name) {
+      return inherited.contains(name) ||
+             std::any_of(options.environment.begin(), options.environment.end(),
+                         [&](const auto& given) { return given.first == name; });
+    };
+    for (const auto& [name, value] : tuned_variables(job.cores, options.ranks, is_set)) {
+      result.emplace(name, value);
     }
   }
   const std::string r = std::to_string(rank);
   const std::string n = std::to_string(options.ranks);
-  const Environment ours = {{"RANK", r},
-                            {"LOCAL_RANK", r},
-                            {"ROLE_RANK", r},
-                            {"WORLD_SIZE", n},
-                            {"LOCAL_WORLD_SIZE", n},
-                            {"ROLE_WORLD_SIZE", n},
-                            {"ROLE_NAME", "default"},
-                            {"GROUP_RANK", "0"},
-                            {"GROUP_WORLD_SIZE", "1"},
-                            {"MASTER_ADDR", job.master_address},
-                            {"MASTER_PORT", std::to_string(job.master_port)},
-                            {"TORCHELASTIC_RESTART_COUNT", "0"},
-                            {"TORCHELASTIC_MAX_RESTARTS", "0"},
-                            {"TORCHELASTIC_RUN_ID", job.id},
-                            {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-                            {"TORCHELASTIC_ERROR_FILE", error_file_path(job, rank)},
-                            {"CONVOY_JOB_ID", job.id}};
+  const Environment ours = {
+      {"RANK", r},
+      {"LOCAL_RANK", r},
+      {"ROLE_RANK", r},
+      {"WORLD_SIZE", n},
+      {"LOCAL_WORLD_SIZE", n},
+      {"ROLE_WORLD_SIZE", n},
+      {"ROLE_NAME", "default"},
+      {"GROUP_RANK", "0"},
+      {"GROUP_WORLD_SIZE", "1"},
+      {"MASTER_ADDR", job.master_address},
+      {"MASTER_PORT", std::to_string(job.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RUN_ID", job.id},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCHELASTIC_ERROR_FILE", error_file_path(job, rank)},
+      {"CONVOY_JOB_ID", job.id},
+      // The four that env:// reads, by which Python's knows that nobody has
+      // changed them since.
+      {"CONVOY_RENDEZVOUS", concat(r, "/", n, "@", job.master_address, ":", job.master_port)}};
   for (const auto& [name, value] : ours) result.insert_or_assign(name, value);
   for (const auto& [name, value] : options.environment) result.insert_or_assign(name, value);
   return result;

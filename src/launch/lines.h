@@ -61,7 +61,7 @@ class LineSplitter {
   bool continues_ = false;
 };
 
-// The last lines somebody wrote, for the report.
+// The last lines somebody wrote, for the report; without the stack frames of libtorch's exceptions.
 class Tail {
  public:
   static constexpr std::size_t kLines = 20;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <span>
 
 #include "base/error.h"
@@ -14,6 +15,7 @@ namespace convoy::launch {
 namespace {
 
 using Arguments = std::span<const std::string>;
+using Words = std::vector<std::string>;
 
 const std::vector<std::string> kCommands = {"run", "record", "doctor", "help"};
 
@@ -21,7 +23,8 @@ constexpr const char* kOverview =
     "convoy: starts and watches the ranks of a distributed job on this host\n"
     "\n"
     "  convoy run -n 4 ./train --epochs 3   start four ranks of a program\n"
-    "  convoy record JOB                    what the ranks of a running job did last\n"
+    "  convoy record JOB                    what the ranks of a running job did last; no JOB: "
+    "which run\n"
     "  convoy doctor                        check what a job needs here\n"
     "  convoy help run                      all options of a command\n"
     "\n"
@@ -116,9 +119,10 @@ std::unique_ptr<CLI::App> make_record_app(RecordOptions& options) {
   auto app = std::make_unique<CLI::App>(
       "Shows what the ranks of a running job did last, and what they do now: their flight "
       "records.\n"
-      "JOB is the job's name (--job-id) or the process number of its launcher or of one rank.",
+      "JOB is the job's name (--job-id) or the process number of its launcher or of one rank.\n"
+      "Without arguments: which jobs of this user run here.",
       "convoy record");
-  app->formatter(std::make_shared<UsageFormatter>("convoy record [options] JOB"));
+  app->formatter(std::make_shared<UsageFormatter>("convoy record [[options] JOB]"));
   app->set_help_flag("-h,--help", "Show this text");
   app->add_option("-o,--output", options.folder,
                   "Write files that torchfrtrace reads, and JSON, into this folder")
@@ -139,7 +143,32 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
+// What other launchers call the number of ranks, as ours; the rest as it is.
+std::string in_our_words(const std::string& word) {
+  for (const std::string_view name : {"-np", "--np", "--nproc-per-node", "--nproc_per_node"}) {
+    if (word == name) return "-n";
+    if (word.starts_with(name) && word[name.size()] == '=') {
+      return concat("--ranks", std::string_view(word).substr(name.size()));
+    }
+  }
+  return word;
+}
+
+// Options of torchrun that mean nothing on one host.
+bool is_about_hosts(const std::string& option) {
+  static const std::set<std::string> known = {
+      "--standalone",  "--nnodes",        "--node-rank",    "--node_rank",     "--rdzv-backend",
+      "--rdzv-id",     "--rdzv-endpoint", "--rdzv_backend", "--rdzv_endpoint", "--rdzv_id",
+      "--master-addr", "--master-port",   "--master_addr",  "--master_port"};
+  return known.contains(option);
+}
+
 [[noreturn]] void unknown_option(const CLI::App& app, const std::string& option) {
+  if (is_about_hosts(option)) {
+    usage(app.get_name(), ": ", option,
+          " is torchrun's; convoy starts ranks on this host only, and needs no more than -n: leave "
+          "it out");
+  }
   const auto guess = nearest(option, option_names(app));
   usage(app.get_name(), ": unknown option '", option, "'",
         guess ? concat("; did you mean '", *guess, "'?")
@@ -147,10 +176,12 @@ std::vector<std::string> option_names(const CLI::App& app) {
 }
 
 // Where the options of `app` end: at the program, or at "--". Knows which options take a value, and
-// refuses unknown ones.
-std::size_t count_options(const CLI::App& app, Arguments arguments) {
+// refuses unknown ones. Other launchers' names for ours become ours.
+std::size_t count_options(const CLI::App& app, Words& arguments) {
+  const bool counts_ranks = app.get_option_no_throw("-n") != nullptr;
   std::size_t i = 0;
   while (i < arguments.size()) {
+    if (counts_ranks) arguments[i] = in_our_words(arguments[i]);
     const std::string& word = arguments[i];
     if (word == "--" || word.size() < 2 || word[0] != '-') break;
     const bool is_long = word.starts_with("--");
@@ -252,7 +283,10 @@ void check_job_id(const std::string& id) {
 }
 
 [[noreturn]] void missing_ranks(Arguments program) {
-  const bool behind = std::find(program.begin(), program.end(), "-n") != program.end();
+  const bool behind = std::any_of(program.begin(), program.end(), [](const std::string& word) {
+    const auto ours = in_our_words(word);
+    return ours == "-n" || ours == "--ranks" || ours.starts_with("--ranks=");
+  });
   usage("convoy run: how many ranks? Give -n 4, or -n auto for one per core",
         behind ? concat("; it must stand before the program '", program.front(), "'") : "");
 }
@@ -307,9 +341,10 @@ CommandLine help_text(std::string text) {
 CommandLine parse_run(Arguments arguments, int cores) {
   RunTexts texts;
   const auto app = make_run_app(texts);
-  const std::size_t options = count_options(*app, arguments);
+  Words words(arguments.begin(), arguments.end());
+  const std::size_t options = count_options(*app, words);
   try {
-    parse_options(*app, arguments.first(options));
+    parse_options(*app, Arguments(words).first(options));
   } catch (const CLI::CallForHelp&) {
     return help_text(app->help());
   }
@@ -325,7 +360,8 @@ CommandLine parse_doctor(Arguments arguments) {
   CommandLine line;
   line.command = CommandLine::Command::kDoctor;
   const auto app = make_doctor_app(line.doctor);
-  const std::size_t options = count_options(*app, arguments);
+  Words words(arguments.begin(), arguments.end());
+  const std::size_t options = count_options(*app, words);
   if (options < arguments.size()) {
     usage("convoy doctor: '", arguments[options], "' is too much; it takes options only");
   }
@@ -341,16 +377,18 @@ CommandLine parse_record(Arguments arguments) {
   CommandLine line;
   line.command = CommandLine::Command::kRecord;
   const auto app = make_record_app(line.record);
-  const std::size_t options = count_options(*app, arguments);
+  Words words(arguments.begin(), arguments.end());
+  const std::size_t options = count_options(*app, words);
   try {
     parse_options(*app, arguments.first(options));
   } catch (const CLI::CallForHelp&) {
     return help_text(app->help());
   }
   const Arguments rest = arguments.subspan(options);
-  if (rest.size() != 1) {
-    usage("convoy record: ", rest.empty() ? "of which job? Give" : "one job at a time; give",
-          " its name or a process number: convoy record JOB");
+  if (arguments.empty()) return line;
+  if (rest.size() != 1 || rest.front().empty()) {
+    usage("convoy record: ", rest.size() > 1 ? "one job at a time; give" : "of which job? Give",
+          " its name or a process number: convoy record JOB ('convoy record' lists the jobs)");
   }
   line.record.job = rest.front();
   return line;

@@ -39,7 +39,7 @@ struct DoctorOptions {
 };
 
 struct RecordOptions {
-  std::string job;     // its name, or a process's number
+  std::string job;     // its name, or a process's number; empty: list them
   std::string folder;  // empty: to standard output
   int last = 20;       // operations of each rank
   bool json = false;

@@ -50,7 +50,8 @@ std::optional<ProgramProblem> check_program(const std::string& name, const std::
     return ProgramProblem{2, concat("convoy run: --workdir '", working_folder, "' is no folder")};
   }
   if (name.find('/') != std::string::npos) {
-    return check_path(name, fs::path(name).is_absolute() ? fs::path(name) : base / name);
+    return check_path(name,
+                      working_folder.empty() ? fs::path(name) : (base / name).lexically_normal());
   }
   std::optional<ProgramProblem> unusable;
   for (const auto& folder : split(search_path, ':')) {

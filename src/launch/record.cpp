@@ -2,10 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 
 #include "base/error.h"
 #include "launch/writer.h"
+#include "os/file.h"
 #include "os/flight_dump.h"
 
 namespace convoy::launch {
@@ -36,9 +39,39 @@ std::string as_text(const std::vector<flight::Log>& logs, std::size_t last) {
   return text;
 }
 
+// "4 ranks, pids 4711, 4712, 4713, 4714: python3 train.py".
+std::string describe_job(const std::vector<flight::Log>& logs) {
+  if (logs.empty()) return "no rank has made a group yet";
+  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kLongest = 60;
+  std::string pids;
+  for (std::size_t i = 0; i < std::min(logs.size(), kMost); ++i) {
+    pids += concat(i == 0 ? "" : ", ", logs[i].pid);
+  }
+  if (logs.size() > kMost) pids += ", ...";
+  const bool one = logs.size() == 1;
+  std::string program =
+      read_file(concat("/proc/", logs.front().pid, "/cmdline")).value_or("");  // words end in 0
+  while (program.ends_with('\0')) program.pop_back();
+  std::replace_if(
+      program.begin(), program.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, ' ');
+  if (program.size() > kLongest) program = program.substr(0, kLongest) + " ...";
+  return concat(logs.size(), one ? " rank, pid " : " ranks, pids ", pids,
+                program.empty() ? "" : ": ", program);
+}
+
+std::string list_jobs() {
+  const auto jobs = flight::read_all_jobs();
+  if (jobs.empty()) return "no job of this user is running here\n";
+  std::string text;
+  for (const auto& [name, logs] : jobs) text += concat(name, ": ", describe_job(logs), "\n");
+  return text + "\n'convoy record JOB' shows what its ranks do\n";
+}
+
 }  // namespace
 
 int run_record(const RecordOptions& options) {
+  if (options.job.empty()) return write_fully(STDOUT_FILENO, list_jobs()) == 0 ? 0 : 1;
   const auto logs = flight::read_job(options.job);
   if (logs.empty()) {
     fail(ErrorKind::kInvalidArgument, "convoy record: no rank of a job '", options.job,

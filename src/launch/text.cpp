@@ -62,7 +62,10 @@ std::string format_bytes(std::uint64_t bytes) {
   if (bytes < 1024) return concat(bytes, " B");
   if (bytes < 1024 * 1024) return concat(trimmed(value / 1024, 1), " KiB");
   if (bytes < 1024 * 1024 * 1024) return concat(trimmed(value / (1024 * 1024), 1), " MiB");
-  return concat(trimmed(value / (1024.0 * 1024 * 1024), 1), " GiB");
+  if (bytes < std::uint64_t{1} << 40) {
+    return concat(trimmed(value / (1024.0 * 1024 * 1024), 1), " GiB");
+  }
+  return concat(trimmed(value / (1024.0 * 1024 * 1024 * 1024), 1), " TiB");
 }
 
 std::optional<int> parse_int(std::string_view text) {

@@ -21,10 +21,16 @@ int read_topology(int core, const char* name) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> tuned_variables(int cores, int ranks) {
+std::vector<std::pair<std::string, std::string>> tuned_variables(
+    int cores, int ranks, const std::function<bool(const std::string&)>& is_set) {
   const std::string threads = std::to_string(std::max(1, cores / ranks));
-  return {
-      {"OMP_NUM_THREADS", threads}, {"MKL_NUM_THREADS", threads}, {"THP_MEM_ALLOC_ENABLE", "1"}};
+  std::vector<std::pair<std::string, std::string>> variables;
+  if (!is_set("OMP_NUM_THREADS")) {
+    variables.emplace_back("OMP_NUM_THREADS", threads);
+    if (!is_set("MKL_NUM_THREADS")) variables.emplace_back("MKL_NUM_THREADS", threads);
+  }
+  if (!is_set("THP_MEM_ALLOC_ENABLE")) variables.emplace_back("THP_MEM_ALLOC_ENABLE", "1");
+  return variables;
 }
 
 std::vector<CoreSite> usable_core_sites() {

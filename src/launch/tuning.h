@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +15,10 @@ struct CoreSite {
 };
 
 // What a CPU job wants of libraries: as many threads as the rank has cores, huge pages for large
-// tensors. Set only where the user has not.
-std::vector<std::pair<std::string, std::string>> tuned_variables(int cores, int ranks);
+// tensors. Without what is set already, as `is_set` tells, and without MKL_NUM_THREADS where
+// OMP_NUM_THREADS is: libtorch would prefer the former.
+std::vector<std::pair<std::string, std::string>> tuned_variables(
+    int cores, int ranks, const std::function<bool(const std::string&)>& is_set);
 
 // Cores in this process's affinity mask.
 std::vector<CoreSite> usable_core_sites();

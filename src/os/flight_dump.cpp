@@ -324,6 +324,50 @@ std::string short_time(nanoseconds time) {
   return format_duration(time);
 }
 
+struct Waiting {
+  bool arrived_is_there;     // a rank that is in an operation has come to it
+  nanoseconds failed_since;  // operations of others that failed earlier do not count
+};
+
+std::vector<std::string> waiting_for(const Log& log, const std::vector<Log>& job,
+                                     const Waiting& which) {
+  // What the rank is through with, well or not, by the name of the group.
+  std::map<std::string, std::uint64_t> through;
+  for (const Entry& entry : log.entries) {
+    const GroupEntry* group = log.group_of(entry);
+    if (!group || entry.message) continue;
+    if (!entry.over() && !(which.arrived_is_there && entry.under_way())) continue;
+    through[group->name] = std::max(through[group->name], entry.number);
+  }
+  std::map<std::string, std::vector<int>> waiting;
+  for (const Log& other : job) {
+    if (other.pid == log.pid) continue;
+    const Entry* first = nullptr;  // of one group, the one that it came to
+    for (const Entry& entry : other.entries) {
+      const GroupEntry* group = other.group_of(entry);
+      if (!group || entry.message || entry.state == State::kCompleted) continue;
+      if (entry.state == State::kFailed && entry.ended < which.failed_since) continue;
+      const auto& pids = group->processes;
+      if (std::find(pids.begin(), pids.end(), log.pid) == pids.end()) continue;
+      const auto known = through.find(group->name);
+      if (known != through.end() && entry.number <= known->second) continue;
+      if (!first || entry.ticket < first->ticket) first = &entry;
+    }
+    if (!first) continue;
+    const std::string place = describe_place(*first);
+    const std::string text =
+        concat(describe(other, *first), place.empty() ? "" : concat(" (", place, ")"));
+    waiting[text].push_back(rank_of(other, job));
+  }
+  std::vector<std::string> lines;
+  for (const auto& [text, ranks] : waiting) {
+    std::string who = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < ranks.size(); ++i) who += concat(i == 0 ? "" : ", ", ranks[i]);
+    lines.push_back(concat(who, " in ", text));
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::string to_json(const Log& log, const std::vector<Log>& job) {
@@ -371,49 +415,25 @@ std::string describe_line(const Log& log, const Entry& entry, nanoseconds now) {
   return place.empty() ? text : concat(text, ", ", place);
 }
 
-std::vector<std::string> last_operations(const Log& log, std::size_t most, nanoseconds now) {
+std::vector<std::string> last_operations(const Log& log, std::size_t most, nanoseconds now,
+                                         nanoseconds since) {
   std::vector<std::string> lines;
-  const std::size_t first = log.entries.size() > most ? log.entries.size() - most : 0;
-  for (std::size_t i = first; i < log.entries.size(); ++i) {
-    lines.push_back(describe_line(log, log.entries[i], now));
+  for (std::size_t i = log.entries.size(); i-- > 0 && lines.size() < most;) {
+    const Entry& entry = log.entries[i];
+    if (entry.state == State::kFailed && entry.ended < since) continue;
+    lines.push_back(describe_line(log, entry, now));
   }
+  std::reverse(lines.begin(), lines.end());
   return lines;
 }
 
 std::vector<std::string> who_waits_for(const Log& log, const std::vector<Log>& job) {
-  // What the rank is through with, well or not, by the name of the group.
-  std::map<std::string, std::uint64_t> through;
-  for (const Entry& entry : log.entries) {
-    const GroupEntry* group = log.group_of(entry);
-    if (!group || entry.message || !entry.over()) continue;
-    through[group->name] = std::max(through[group->name], entry.number);
-  }
-  std::map<std::string, std::vector<int>> waiting;
-  for (const Log& other : job) {
-    if (other.pid == log.pid) continue;
-    const Entry* first = nullptr;  // of one group, the one that it came to
-    for (const Entry& entry : other.entries) {
-      const GroupEntry* group = other.group_of(entry);
-      if (!group || entry.message || entry.state == State::kCompleted) continue;
-      const auto& pids = group->processes;
-      if (std::find(pids.begin(), pids.end(), log.pid) == pids.end()) continue;
-      const auto known = through.find(group->name);
-      if (known != through.end() && entry.number <= known->second) continue;
-      if (!first || entry.ticket < first->ticket) first = &entry;
-    }
-    if (!first) continue;
-    const std::string place = describe_place(*first);
-    const std::string text =
-        concat(describe(other, *first), place.empty() ? "" : concat(" (", place, ")"));
-    waiting[text].push_back(rank_of(other, job));
-  }
-  std::vector<std::string> lines;
-  for (const auto& [text, ranks] : waiting) {
-    std::string who = ranks.size() == 1 ? "rank " : "ranks ";
-    for (std::size_t i = 0; i < ranks.size(); ++i) who += concat(i == 0 ? "" : ", ", ranks[i]);
-    lines.push_back(concat(who, " in ", text));
-  }
-  return lines;
+  return waiting_for(log, job, {.arrived_is_there = true, .failed_since = nanoseconds::max()});
+}
+
+std::vector<std::string> who_waited_for(const Log& log, const std::vector<Log>& job,
+                                        nanoseconds since) {
+  return waiting_for(log, job, {.arrived_is_there = false, .failed_since = since});
 }
 
 }  // namespace convoy::flight

@@ -87,7 +87,8 @@ void read_group(const Group& group, Log& log) {
 class Mapping {
  public:
   explicit Mapping(const std::string& path) {
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    // The number may be another's, of something that waits when it is opened.
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     if (!fd) return;
     struct stat info {};
     // Sealed: it cannot shrink under us.
@@ -135,15 +136,22 @@ void for_each_in(const std::string& folder, const Use& use) {
   }
 }
 
-// The flight records that a process holds: of one job, or all.
-void read_held(const std::string& process, const std::optional<std::string>& job,
-               std::set<std::uint64_t>& seen, std::vector<Log>& logs) {
+// The flight records that a process holds: use(job, path).
+template <class Use>
+void for_each_held(const std::string& process, const Use& use) {
   for_each_in(process + "/fd", [&](const std::filesystem::path& fd) {
     std::error_code error;
     const auto link = std::filesystem::read_symlink(fd, error);
-    const auto found = error ? std::nullopt : job_of(link.string());
-    if (!found || (job && *found != *job)) return;
-    const Mapping mapping(fd.string());
+    if (const auto job = error ? std::nullopt : job_of(link.string())) use(*job, fd.string());
+  });
+}
+
+// Those of one job, or all.
+void read_held(const std::string& process, const std::optional<std::string>& job,
+               std::set<std::uint64_t>& seen, std::vector<Log>& logs) {
+  for_each_held(process, [&](const std::string& found, const std::string& path) {
+    if (job && found != *job) return;
+    const Mapping mapping(path);
     if (!seen.insert(mapping.inode()).second) return;
     if (auto log = mapping.read()) logs.push_back(std::move(*log));
   });
@@ -152,6 +160,19 @@ void read_held(const std::string& process, const std::optional<std::string>& job
 bool is_number(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(),
                                       [](unsigned char c) { return c >= '0' && c <= '9'; });
+}
+
+template <class Use>
+void for_each_process(const Use& use) {
+  for_each_in("/proc", [&](const std::filesystem::path& process) {
+    if (is_number(process.filename().string())) use(process.string());
+  });
+}
+
+void sort_by_rank(std::vector<Log>& logs) {
+  std::stable_sort(logs.begin(), logs.end(), [](const Log& a, const Log& b) {
+    return a.rank.value_or(0) < b.rank.value_or(0);
+  });
 }
 
 }  // namespace
@@ -208,9 +229,7 @@ std::optional<Log> read_process(pid_t pid, int fd, std::uint64_t inode) {
 std::vector<Log> read_job(const std::string& job) {
   std::vector<Log> logs;
   std::set<std::uint64_t> seen;  // the launcher and the ranks hold the same memory
-  for_each_in("/proc", [&](const std::filesystem::path& process) {
-    if (is_number(process.filename().string())) read_held(process.string(), job, seen, logs);
-  });
+  for_each_process([&](const std::string& process) { read_held(process, job, seen, logs); });
   if (logs.empty() && is_number(job) && job.size() < 10) {
     read_held("/proc/" + job, std::nullopt, seen, logs);
     // The command `convoy run` has a child that holds them.
@@ -218,10 +237,23 @@ std::vector<Log> read_job(const std::string& job) {
       read_held(concat("/proc/", child), std::nullopt, seen, logs);
     }
   }
-  std::stable_sort(logs.begin(), logs.end(), [](const Log& a, const Log& b) {
-    return a.rank.value_or(0) < b.rank.value_or(0);
-  });
+  sort_by_rank(logs);
   return logs;
+}
+
+std::map<std::string, std::vector<Log>> read_all_jobs() {
+  std::map<std::string, std::vector<Log>> jobs;
+  std::set<std::uint64_t> seen;
+  for_each_process([&](const std::string& process) {
+    for_each_held(process, [&](const std::string& job, const std::string& path) {
+      auto& logs = jobs[job];
+      const Mapping mapping(path);
+      if (!seen.insert(mapping.inode()).second) return;
+      if (auto log = mapping.read()) logs.push_back(std::move(*log));
+    });
+  });
+  for (auto& [job, logs] : jobs) sort_by_rank(logs);
+  return jobs;
 }
 
 std::string describe(const Log& log, const Entry& entry) {
@@ -237,7 +269,7 @@ std::string describe(const Log& log, const Entry& entry) {
 }
 
 std::string describe_place(const Entry& entry) {
-  if (entry.line == 0) return "";
+  if (entry.line == 0) return entry.file;  // not a place, but a purpose: "backward"
   const auto slash = entry.file.rfind('/');
   return concat(slash == std::string::npos ? entry.file : entry.file.substr(slash + 1), ":",
                 entry.line);

@@ -70,6 +70,9 @@ std::optional<Log> read_process(pid_t pid, int fd, std::uint64_t inode);
 // All ranks of a running job, by its name, or of the process (or launcher) with that number; in the
 // order of ranks.
 std::vector<Log> read_job(const std::string& job);
+// All jobs of this user that run here, by name, each as read_job() gives it; empty where no rank
+// has made a group yet.
+std::map<std::string, std::vector<Log>> read_all_jobs();
 
 // "all_reduce #41 of group "world"".
 std::string describe(const Log& log, const Entry& entry);

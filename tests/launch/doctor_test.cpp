@@ -88,6 +88,11 @@ TEST(Doctor, Memory) {
               "larger machine");
   expect_warn(check_memory({.available = 8192 * kMiB, .limit = 600 * kMiB, .used = 100 * kMiB}),
               "cgroup limit 600 MiB", "memory limit");
+  // "No limit" of cgroups of version 1.
+  const auto unlimited =
+      check_memory({.available = 8192 * kMiB, .limit = 9223372036854771712u, .used = 100 * kMiB});
+  expect_ok(unlimited);
+  EXPECT_EQ(unlimited.text, "8 GiB can still be allocated");
   expect_fail(check_memory({.available = 10 * kMiB, .limit = {}, .used = {}}), "too little", "");
 }
 

@@ -70,6 +70,22 @@ TEST(LastLines, KeepsTheLast) {
   EXPECT_EQ(lines.back(), "line 29");
 }
 
+// What libtorch prints of an exception: the message, then more frames than fit.
+TEST(LastLines, KeepsTheMessageAboveAStackTrace) {
+  Tail tail;
+  tail.add("terminate called after throwing an instance of 'c10::Error'");
+  tail.add("  what():  mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)");
+  tail.add("Exception raised from meta at LinearAlgebra.cpp:191 (most recent call first):");
+  for (int i = 0; i < 60; ++i) {
+    tail.add("frame #" + std::to_string(i) +
+             ": at::native::addmm + 0x60 (0x7f in libtorch_cpu.so)");
+  }
+  tail.add("");
+  const auto lines = tail.lines();
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_THAT(lines[1], testing::HasSubstr("mat1 and mat2 shapes cannot be multiplied"));
+}
+
 TEST(LastLines, CutsLongOnes) {
   Tail tail;
   tail.add(std::string(5000, 'x'));

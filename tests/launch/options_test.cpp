@@ -78,6 +78,19 @@ TEST(Options, SpellingsOfRanks) {
   EXPECT_EQ(parse_run({"-n", "4096", "p"}).ranks, 4096);
 }
 
+// Who comes from mpirun or torchrun types what they take.
+TEST(Options, SpellingsOfOtherLaunchers) {
+  EXPECT_EQ(parse_run({"-np", "3", "p"}).ranks, 3);
+  EXPECT_EQ(parse_run({"--np=3", "p"}).ranks, 3);
+  for (const std::string name : {"--nproc-per-node", "--nproc_per_node"}) {
+    EXPECT_EQ(parse_run({name, "3", "p"}).ranks, 3);
+    EXPECT_EQ(parse_run({name + "=auto", "p"}).ranks, 6);
+  }
+  // Behind the program they are the program's.
+  EXPECT_THAT(parse_run({"-n2", "mpirun", "-np", "3", "p"}).program,
+              ElementsAre("mpirun", "-np", "3", "p"));
+}
+
 TEST(Options, ValuesOfShowAndStdin) {
   EXPECT_FALSE(parse_run({"-n2", "--show", "all", "p"}).shown);
   EXPECT_EQ(parse_run({"-n2", "--show", "none", "p"}).shown, std::set<int>{});
@@ -99,6 +112,9 @@ TEST(Options, EachMistakeGetsALineThatHelps) {
       {{"--rank"}, "a command comes first"},
       {{"run"}, "how many ranks? Give -n 4"},
       {{"run", "./p", "-n", "4"}, "it must stand before the program './p'"},
+      {{"run", "./p", "-np", "4"}, "it must stand before the program './p'"},
+      {{"run", "--standalone", "-n2", "p"}, "--standalone is torchrun's"},
+      {{"run", "--nnodes=1", "-n2", "p"}, "leave it out"},
       {{"run", "-n"}, "-n needs a value: -n N|auto"},
       {{"run", "-n", "0", "p"}, "'0' is not a number of ranks; give 1 to 4096, or 'auto'"},
       {{"run", "-n", "-3", "p"}, "'-3' is not a number of ranks"},
@@ -126,7 +142,8 @@ TEST(Options, EachMistakeGetsALineThatHelps) {
       {{"run", "-n2", "--job-id", "a/b", "p"}, "--job-id 'a/b' is no name for a job"},
       {{"doctor", "now"}, "'now' is too much"},
       {{"doctor", "--jsn"}, "did you mean '--json'?"},
-      {{"record"}, "of which job?"},
+      {{"record", "--json"}, "of which job?"},
+      {{"record", ""}, "of which job?"},
       {{"record", "a", "b"}, "one job at a time"},
       {{"record", "--last", "0", "a"}, "--last"},
       {{"recrod", "a"}, "did you mean 'convoy record'?"},
@@ -178,6 +195,7 @@ TEST(Usage, AScriptWithoutItsFirstLine) {
 }
 
 TEST(Options, OfRecord) {
+  EXPECT_EQ(parse_command_line({"record"}, 1).record.job, "");
   const auto line = parse_command_line({"record", "-o", "traces", "--last=7", "my-job"}, 1);
   EXPECT_EQ(line.command, CommandLine::Command::kRecord);
   EXPECT_EQ(line.record.job, "my-job");

@@ -53,6 +53,17 @@ TEST_F(Program, NotExecutable) {
   expect_problem("plain", 126, "is not executable", folder_.path());
 }
 
+// As it was typed, and with a folder where it lies in that one.
+TEST_F(Program, PathsAreShownAsTheyAre) {
+  expect_problem("./script.py", 126, "'" + folder_.path() + "/script.py' is not executable");
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_.path());
+  const auto problem = check_program("./script.py", "/nowhere", "");
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(problem);
+  EXPECT_THAT(problem->line, HasSubstr("'./script.py' is not executable"));
+}
+
 TEST_F(Program, WorkingFolderMustBeThere) {
   const auto problem = check_program("ls", "/bin", folder_.path() + "/plain");
   ASSERT_TRUE(problem);

@@ -74,11 +74,47 @@ TEST(Record, ShowsARunningJob) {
   job.finish();
 }
 
+TEST(Record, ListsTheJobsThatRun) {
+  auto job = stuck_job({});
+  const auto list = run_convoy({"record"});
+  EXPECT_EQ(list.code, 0) << list.err;
+  EXPECT_THAT(list.out, AllOf(HasSubstr(concat(job.job_id(), ": 3 ranks, pids ", job.pid_of_rank(0),
+                                               ", ", job.pid_of_rank(1), ", ")),
+                              HasSubstr("rank_probe"), HasSubstr("'convoy record JOB'")));
+  job.kill(SIGTERM);
+  job.finish();
+}
+
+// Ranks 0 and 1 are in the operation, which needs rank 2: nobody waits for those two.
+TEST(Record, NobodyIsLateWhoHasArrived) {
+  auto job = Launched::run({"-n", "3"}, {"all-reduce", "1", "pid", "only", "2", "wait", "all",
+                                         "all-reduce", "1", "wait"});
+  ASSERT_TRUE(job.wait_for("pid ", 3));
+  const auto deadline = Deadline::after(std::chrono::seconds(20));
+  const auto arrived = [&] {
+    int count = 0;
+    for (const auto& log : flight::read_job(job.job_id())) {
+      const auto* latest = log.latest();
+      if (latest && latest->number == 2 && latest->under_way()) ++count;
+    }
+    return count == 2;
+  };
+  while (!arrived() && !deadline.expired()) std::this_thread::yield();
+  ASSERT_FALSE(deadline.expired());
+  const auto text = run_convoy({"record", job.job_id()}).out;
+  EXPECT_EQ(count_of(text, "waited for by"), 1) << text;
+  const auto late = text.find("rank 2, pid ");
+  ASSERT_NE(late, std::string::npos);
+  EXPECT_THAT(text.substr(late),
+              HasSubstr("waited for by ranks 0, 1 in all_reduce #2 of group \"world\""));
+  job.kill(SIGTERM);
+  job.finish();
+}
+
 TEST(Record, SaysWhenThereIsNoSuchJob) {
   const auto none = run_convoy({"record", "no-such-job"});
   EXPECT_EQ(none.code, 2);
   EXPECT_THAT(none.err, HasSubstr("no rank of a job 'no-such-job' is running here"));
-  EXPECT_EQ(run_convoy({"record"}).code, 2);
   EXPECT_EQ(run_convoy({"record", "a", "b"}).code, 2);
   EXPECT_THAT(run_convoy({"help", "record"}).out, HasSubstr("torchfrtrace"));
 }

@@ -39,6 +39,7 @@ TEST(Text, FormatsBytes) {
   EXPECT_EQ(format_bytes(1536), "1.5 KiB");
   EXPECT_EQ(format_bytes(64 << 20), "64 MiB");
   EXPECT_EQ(format_bytes(std::uint64_t{3} << 30), "3 GiB");
+  EXPECT_EQ(format_bytes(std::uint64_t{3} << 39), "1.5 TiB");
 }
 
 TEST(Text, FormatsRanks) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "os/machine.h"
 
 namespace convoy::launch {
@@ -11,12 +13,23 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
+auto tuned(int cores, int ranks, const std::set<std::string>& given = {}) {
+  return tuned_variables(cores, ranks,
+                         [&](const std::string& name) { return given.contains(name); });
+}
+
 TEST(Tuning, SharesTheCoresOut) {
-  EXPECT_THAT(tuned_variables(8, 2),
-              ElementsAre(Pair("OMP_NUM_THREADS", "4"), Pair("MKL_NUM_THREADS", "4"),
-                          Pair("THP_MEM_ALLOC_ENABLE", "1")));
-  EXPECT_EQ(tuned_variables(7, 2)[0].second, "3");
-  EXPECT_EQ(tuned_variables(2, 5)[0].second, "1");
+  EXPECT_THAT(tuned(8, 2), ElementsAre(Pair("OMP_NUM_THREADS", "4"), Pair("MKL_NUM_THREADS", "4"),
+                                       Pair("THP_MEM_ALLOC_ENABLE", "1")));
+  EXPECT_EQ(tuned(7, 2)[0].second, "3");
+  EXPECT_EQ(tuned(2, 5)[0].second, "1");
+}
+
+// libtorch takes MKL_NUM_THREADS before OMP_NUM_THREADS: ours would win over the user's.
+TEST(Tuning, WhatTheUserHasSetCounts) {
+  EXPECT_THAT(tuned(8, 2, {"OMP_NUM_THREADS"}), ElementsAre(Pair("THP_MEM_ALLOC_ENABLE", "1")));
+  EXPECT_THAT(tuned(8, 2, {"MKL_NUM_THREADS", "THP_MEM_ALLOC_ENABLE"}),
+              ElementsAre(Pair("OMP_NUM_THREADS", "4")));
 }
 
 std::vector<CoreSite> plain(int cores) {

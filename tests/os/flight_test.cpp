@@ -269,11 +269,30 @@ std::vector<Log> two_ranks() {
 }
 
 TEST(FlightDump, TellsWhoWaitedForWhom) {
-  const auto job = two_ranks();
-  EXPECT_EQ(
-      who_waits_for(job[1], job),
-      (std::vector<std::string>{"rank 0 in all_reduce #3 of group \"world\" (train.cpp:12)"}));
-  EXPECT_EQ(who_waits_for(job[0], job), std::vector<std::string>());
+  auto job = two_ranks();
+  const std::vector<std::string> nobody;
+  const std::vector<std::string> first = {
+      "rank 0 in all_reduce #3 of group \"world\" (train.cpp:12)"};
+  EXPECT_EQ(who_waited_for(job[1], job, 2s), first);
+  EXPECT_EQ(who_waited_for(job[1], job, 3s), nobody);  // it failed before, for another reason
+  EXPECT_EQ(who_waited_for(job[0], job, 2s), nobody);
+  EXPECT_EQ(who_waits_for(job[1], job), nobody);  // it waits no more
+  job[0].entries.back().state = State::kStarted;
+  EXPECT_EQ(who_waits_for(job[1], job), first);
+  // It comes: it is not late any more, but may still end in the midst of it.
+  job[1].entries.push_back(job[0].entries.back());
+  EXPECT_EQ(who_waits_for(job[1], job), nobody);
+  EXPECT_EQ(who_waited_for(job[1], job, 2s), first);
+}
+
+TEST(FlightDump, LeavesOutWhatFailedLongBefore) {
+  auto log = two_ranks()[0];
+  EXPECT_EQ(last_operations(log, 2, 9s).size(), 2u);
+  EXPECT_NE(last_operations(log, 2, 9s).back().find("#3 of group \"world\""), std::string::npos);
+  const auto recent = last_operations(log, 2, 9s, 3s);
+  ASSERT_EQ(recent.size(), 2u);
+  EXPECT_NE(recent.front().find("#1 of group"), std::string::npos) << recent.front();
+  EXPECT_NE(recent.back().find("#2 of group"), std::string::npos) << recent.back();
 }
 
 TEST(FlightDump, JsonHasPyTorchsWords) {
