@@ -64,6 +64,8 @@ PUBLIC_HEADERS = {
     "published.h": "share",
     "queue.h": "share",
     "slots.h": "share",
+    "fields.h": "share",
+    "functions.h": "share",
     "spawn.h": "share",
     "values.h": "share",
     "ddp.h": "ddp",

@@ -7,11 +7,11 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
-#include <typeinfo>
 #include <vector>
 
 #include "convoy/deadline.h"
 #include "convoy/error.h"
+#include "convoy/functions.h"
 #include "convoy/spawn.h"
 #include "convoy/values.h"
 
@@ -38,7 +38,7 @@ struct Task {
     share::put(result, std::apply([](auto&... value) { return Function(value...); }, values));
     return result;
   }
-  static inline const std::string kName = register_runner(typeid(Task).name(), &run);
+  static inline const FunctionEntry& kEntry = register_function<Function>(FunctionUse::kItem, &run);
 };
 
 }  // namespace detail
@@ -96,7 +96,7 @@ class ProcessPool {
     static_assert(!std::is_void_v<typename Task::Result>, "map: the function returns a value");
     std::vector<share::Message> requests;
     for (const auto& item : items) {
-      requests.push_back(detail::spawn_message(Task::kName));
+      requests.push_back(detail::function_request(Task::kEntry));
       share::put(requests.back(), arguments<typename Task::Values>(item));
     }
     std::vector<ItemResult<typename Task::Result>> outcomes;

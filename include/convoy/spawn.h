@@ -2,17 +2,16 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "convoy/deadline.h"
+#include "convoy/functions.h"
 #include "convoy/share.h"
 #include "convoy/values.h"
 
@@ -126,25 +125,7 @@ void report_exception(const std::string& text);
 
 namespace detail {
 
-// A function that other processes of the same program can be told to run.
-using Runner = share::Message (*)(int index, share::ValueReader& arguments);
-
-// The name under which it is registered: of its type, and where it lies in its file, which is the
-// same in each process that runs the file. So functions of equal names in two files of one program
-// are two.
-std::string register_runner(const char* type, Runner runner);
 std::vector<std::string> this_program();
-share::Message spawn_message(const std::string& name);
-
-template <class T>
-struct Signature;
-template <class R, class... Parameters>
-struct Signature<std::function<R(Parameters...)>> {
-  using Result = R;
-  using Values = std::tuple<std::decay_t<Parameters>...>;
-};
-template <auto Function>
-using SignatureOf = Signature<decltype(std::function{Function})>;
 
 template <class T>
 struct WithoutFirst;
@@ -153,7 +134,7 @@ struct WithoutFirst<std::tuple<First, Rest...>> {
   using Type = std::tuple<Rest...>;
 };
 
-// Registers itself before main, in every process of the program, because spawn() uses its name.
+// Registers itself before main, in every process of the program, because spawn() uses kEntry.
 template <auto Function>
 struct Entry {
   using Values = typename WithoutFirst<typename SignatureOf<Function>::Values>::Type;
@@ -163,7 +144,8 @@ struct Entry {
     std::apply([&](auto&... value) { Function(index, value...); }, values);
     return {};
   }
-  static inline const std::string kName = register_runner(typeid(Entry).name(), &run);
+  static inline const FunctionEntry& kEntry =
+      register_function<Function>(FunctionUse::kProcess, &run);
 };
 
 }  // namespace detail
@@ -180,7 +162,7 @@ template <auto Function, class... Arguments>
   static_assert(std::is_void_v<typename detail::SignatureOf<Function>::Result>,
                 "spawn: the function returns nothing; results go over tensors or channels, or use "
                 "ProcessPool");
-  share::Message message = detail::spawn_message(detail::Entry<Function>::kName);
+  share::Message message = detail::function_request(detail::Entry<Function>::kEntry);
   share::put(message, Values(std::forward<Arguments>(arguments)...));
   return start_processes(detail::this_program(), options, message);
 }

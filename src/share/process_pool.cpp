@@ -31,7 +31,7 @@ void serve(int index) {
     }
     Message answer;
     try {
-      const Message result = run_request(index, request);
+      const Message result = detail::run_request(detail::FunctionUse::kItem, index, request);
       answer.add(true);
       for (const auto& value : result) answer.add(value);
     } catch (const std::exception& error) {

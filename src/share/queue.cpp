@@ -51,7 +51,10 @@ struct QueueImpl : Shared::Impl {
       : Impl(Shared::Kind::kQueue), core(std::move(made)), memory(core->memory()) {
     // Blocks that the dead have taken come back when memory is short.
     reaper = std::make_shared<Depot::Reaper>([weak = std::weak_ptr(core)] {
-      if (const auto there = weak.lock()) there->memory().look_for_dead();
+      const auto there = weak.lock();
+      if (!there) return;
+      there->memory().look_for_dead();
+      there->drop_taken();
     });
     Depot::instance().on_shortage(reaper);
   }
@@ -104,6 +107,7 @@ struct QueueImpl : Shared::Impl {
       const QueuePacking packing{
           .most_bytes = memory.shape().item_bytes,
           .copy_below = memory.shape().copy_below,
+          .strategy = get_sharing_strategy(),
           .deposit = [&](const std::shared_ptr<Region>& region) { core->deposit(region, epoch); }};
       std::vector<Packed> packed;
       packed.reserve(end - done);
@@ -127,12 +131,23 @@ struct QueueImpl : Shared::Impl {
         };
         const auto result =
             memory.put(std::span(items).subspan(went), epoch, hands, entering, until);
+        keep_files(std::span(packed).subspan(went, result.items));
         went += result.items;
         done += result.items;
         if (result.stale) break;
         if (result.items == 0) return;
       }
       if (refused && went == items.size()) std::rethrow_exception(refused);
+    }
+  }
+
+  void keep_files(std::span<const Packed> put) const {
+    core->drop_taken();
+    for (const Packed& one : put) {
+      for (const Parcel& parcel : one.parcels) {
+        const BlockRef& ref = *SharedCache::place_of(parcel).block;
+        if (ref.book->kind() == Region::Kind::kNamed) core->keep(SharedCache::lease_of(parcel));
+      }
     }
   }
 
@@ -265,7 +280,7 @@ std::shared_ptr<Shared::Impl> adopt_queue(std::vector<UniqueFd> descriptors) {
 
 Queue::Queue(const QueueOptions& options) : Shared(make_queue(options)) {}
 Queue::Queue(const Shared& object) : Shared(as_queue(object)) {}
-Queue Queue::take_values(ValueReader& from) { return Queue(std::get<Shared>(from.take<Value>())); }
+Queue Queue::take_values(ValueReader& from) { return Queue(from.take<Shared>()); }
 
 std::size_t Queue::size() const { return queue_of(*this).memory.size(); }
 std::size_t Queue::capacity() const { return queue_of(*this).memory.shape().capacity; }

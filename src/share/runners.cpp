@@ -1,5 +1,4 @@
-// The functions that spawned processes can be told to run, and what a spawned process does.
-#include <dlfcn.h>
+// What a spawned process does.
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -8,11 +7,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <thread>
 
 #include "base/error.h"
-#include "base/guarded.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/unique_fd.h"
@@ -24,15 +21,9 @@ namespace convoy {
 namespace {
 
 using share::Message;
-using share::ValueReader;
 
 // For what the parent has sent before it started this process.
 constexpr std::chrono::seconds kStartLimit{60};
-
-Guarded<std::map<std::string, detail::Runner>>& runners() {
-  static auto* const known = new Guarded<std::map<std::string, detail::Runner>>;
-  return *known;
-}
 
 // Set once, before main goes on.
 std::atomic<bool> started{false};
@@ -77,22 +68,11 @@ void require_pidfd(int fd) {
   }
 }
 
-const detail::Runner& find_runner(const std::string& name) {
-  auto known = runners().lock();
-  const auto found = known->find(name);
-  if (found == known->end()) {
-    fail(ErrorKind::kInvalidArgument, "this program has no function ", in_quotes(name, 300),
-         ": it is another than the one that asks for it, or the function lies in a library that "
-         "was loaded later than main began");
-  }
-  return found->second;
-}
-
 [[noreturn]] void run_spawned(const std::string& ticket) {
   int code = 0;
   try {
     const Spawned& self = adopt_ticket(ticket);
-    run_request(self.index, self.arguments);
+    detail::run_request(detail::FunctionUse::kProcess, self.index, self.arguments);
   } catch (const std::exception& error) {
     report_exception(error.what());
     code = 1;
@@ -104,16 +84,6 @@ const detail::Runner& find_runner(const std::string& name) {
 }
 
 }  // namespace
-
-std::string detail::register_runner(const char* type, Runner runner) {
-  const auto* const address = reinterpret_cast<const char*>(runner);
-  Dl_info file{};
-  std::ptrdiff_t offset = 0;
-  if (::dladdr(address, &file) != 0) offset = address - static_cast<const char*>(file.dli_fbase);
-  std::string name = std::string(type) + "@" + std::to_string(offset);
-  runners().lock()->emplace(name, runner);
-  return name;
-}
 
 std::vector<std::string> detail::this_program() {
   if (!started.load()) {
@@ -127,13 +97,6 @@ std::vector<std::string> detail::this_program() {
   const auto path = std::filesystem::read_symlink(self, error);
   if (!error && std::filesystem::equivalent(path, self, error) && !error) return {path.string()};
   return {self.string()};
-}
-
-Message detail::spawn_message(const std::string& name) { return Message{name}; }
-
-Message run_request(int index, const Message& request) {
-  ValueReader arguments(request, 1);
-  return find_runner(request.text(0))(index, arguments);
 }
 
 void start(int argc, char** argv) {

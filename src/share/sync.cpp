@@ -97,7 +97,7 @@ Event Event::create() {
   return Event(Shared(make<EventMemory>(Shared::Kind::kEvent, [](EventMemory&) {})));
 }
 Event::Event(const Shared& object) : Shared(as(Kind::kEvent, object)) {}
-Event Event::take_values(ValueReader& from) { return Event(std::get<Shared>(from.take<Value>())); }
+Event Event::take_values(ValueReader& from) { return Event(from.take<Shared>()); }
 bool Event::is_set() const { return memory_of<EventMemory>(*this).is_set(); }
 void Event::set() const { memory_of<EventMemory>(*this).set(); }
 void Event::clear() const { memory_of<EventMemory>(*this).clear(); }
@@ -120,9 +120,7 @@ std::shared_ptr<Shared::Impl> make_barrier(std::size_t parties) {
 
 Barrier::Barrier(std::size_t parties) : Shared(make_barrier(parties)) {}
 Barrier::Barrier(const Shared& object) : Shared(as(Kind::kBarrier, object)) {}
-Barrier Barrier::take_values(ValueReader& from) {
-  return Barrier(std::get<Shared>(from.take<Value>()));
-}
+Barrier Barrier::take_values(ValueReader& from) { return Barrier(from.take<Shared>()); }
 std::size_t Barrier::parties() const { return memory_of<BarrierMemory>(*this).parties(); }
 std::size_t Barrier::waiting() const { return memory_of<BarrierMemory>(*this).waiting(); }
 std::size_t Barrier::wait(const Deadline& deadline) const {
@@ -135,7 +133,7 @@ Lock Lock::create() {
       make<LockMemory>(Shared::Kind::kLock, [](LockMemory& memory) { memory.mutex.init(); })));
 }
 Lock::Lock(const Shared& object) : Shared(as(Kind::kLock, object)) {}
-Lock Lock::take_values(ValueReader& from) { return Lock(std::get<Shared>(from.take<Value>())); }
+Lock Lock::take_values(ValueReader& from) { return Lock(from.take<Shared>()); }
 Lock::Taken Lock::lock(const Deadline& deadline) const {
   const auto taken = memory_of<LockMemory>(*this).mutex.lock(deadline);
   if (!taken) fail(ErrorKind::kTimeout, "lock: another had it until the deadline");

@@ -3,8 +3,6 @@
 #include <string>
 #include <string_view>
 
-#include "convoy/share.h"
-
 namespace convoy {
 
 // What a spawned process finds as its last argument: the descriptors that it has inherited, and
@@ -21,8 +19,5 @@ struct Ticket {
   std::string to_string() const;
   static Ticket parse(std::string_view text);  // kInvalidArgument
 };
-
-// Runs the function whose name is value 0, with what follows as its arguments.
-share::Message run_request(int index, const share::Message& request);
 
 }  // namespace convoy

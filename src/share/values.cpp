@@ -1,16 +1,22 @@
 #include "convoy/values.h"
 
-#include <limits>
+#include <utility>
 
 #include "base/error.h"
 
 namespace convoy::share {
 
-std::int64_t detail::checked_integer(std::uint64_t value) {
-  if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+void detail::MessageSink::add_unsigned(std::uint64_t value) {
+  if (!std::in_range<std::int64_t>(value)) {
     fail(ErrorKind::kInvalidArgument, "the number ", value, " does not fit a message's 63 bits");
   }
-  return static_cast<std::int64_t>(value);
+  to_.add(static_cast<std::int64_t>(value));
+}
+
+std::uint64_t ValueReader::take_unsigned() {
+  const std::int64_t value = message_.integer(next_++);
+  if (value < 0) wrong_kind();
+  return static_cast<std::uint64_t>(value);
 }
 
 const Value& ValueReader::one() {
@@ -22,7 +28,7 @@ const Value& ValueReader::one() {
 }
 
 // As many values at least must follow: a count that is none is noticed before memory is taken.
-std::size_t ValueReader::count() {
+std::size_t ValueReader::take_count() {
   const std::int64_t n = message_.integer(next_++);
   if (n < 0 || static_cast<std::uint64_t>(n) > message_.size() - next_) wrong_kind();
   return static_cast<std::size_t>(n);

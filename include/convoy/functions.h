@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <vector>
+
+#include "convoy/share.h"
+#include "convoy/values.h"
+
+// The functions that other processes can ask this one to run. spawn() and ProcessPool register
+// those that they are used with by themselves, before main, in every process of the program.
+namespace convoy {
+
+// What the registry tells of a function.
+struct FunctionInfo {
+  std::string name;       // "sim::act(int, convoy::Slots const&, double)"
+  std::string signature;  // "void (int, convoy::Slots, double)": results and parameters as values
+  std::uint64_t signature_hash = 0;
+  // Whether any peer may call it by name. Being used with spawn() or ProcessPool does not set this:
+  // those run only what their own parent, the same program, asks for.
+  bool exported = false;
+};
+// All that this process knows, by name. Thread-safe.
+std::vector<FunctionInfo> registered_functions();
+
+namespace detail {
+
+// Runs a function with arguments that it takes from a message; what it returned.
+using Runner = share::Message (*)(int index, share::ValueReader& arguments);
+
+enum class FunctionUse {
+  kProcess,  // a spawned process runs it; its first parameter is the index
+  kItem,     // a worker of a pool runs it
+};
+
+struct FunctionEntry : FunctionInfo {
+  const void* identity = nullptr;  // one address for each function
+  Runner run_process = nullptr;
+  Runner run_item = nullptr;
+};
+
+// Finds or makes the entry of a function and gives it one more way to be run. The name comes from
+// `type`, a type's mangled name that holds the function's. Functions of one name in several files
+// of a program (static, or in anonymous namespaces) are "name", "name#2" and so on, in the order in
+// which they register: the same in every process that runs the same file.
+const FunctionEntry& register_function(const void* identity, const std::type_info& type,
+                                       const std::type_info& signature, FunctionUse use,
+                                       Runner runner);
+
+// A message that asks for a function: its name and signature, arguments follow.
+share::Message function_request(const FunctionEntry& entry);
+// Runs what such a message asks for. kInvalidArgument: this process has no such function, or one
+// of another signature; the text has both.
+share::Message run_request(FunctionUse use, int index, const share::Message& request);
+
+template <class T>
+struct Signature;
+template <class R, class... Parameters>
+struct Signature<std::function<R(Parameters...)>> {
+  using Result = R;
+  using Values = std::tuple<std::decay_t<Parameters>...>;
+  using Type = std::decay_t<R>(std::decay_t<Parameters>...);
+};
+template <auto Function>
+using SignatureOf = Signature<decltype(std::function{Function})>;
+
+template <auto Function>
+struct FunctionIdentity {
+  static constexpr char kHere = 0;  // its address is the identity
+};
+
+template <auto Function>
+const FunctionEntry& register_function(FunctionUse use, Runner runner) {
+  return register_function(&FunctionIdentity<Function>::kHere, typeid(FunctionIdentity<Function>),
+                           typeid(typename SignatureOf<Function>::Type), use, runner);
+}
+
+}  // namespace detail
+}  // namespace convoy
