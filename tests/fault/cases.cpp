@@ -62,7 +62,8 @@ const std::vector<Fault>& all_faults() {
       {"recvmsg", ENOMEM},
       {"send", EINTR, kSuccess},
       // The kernel says this of full sockets only, and a full one wakes its reader: who sends a
-      // wake-up byte may therefore leave it at that. Here the socket is empty, so a deadline is right.
+      // wake-up byte may therefore leave it at that. Here the socket is empty, so a deadline is
+      // right.
       {"send", EAGAIN},
       {"send", CONVOY_INJECT_PART, kSuccess},
       {"send", EPIPE},
