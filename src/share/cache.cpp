@@ -124,6 +124,10 @@ Place SharedCache::place_of(const Parcel& parcel) {
   return {&context->lease.ref(), context->offset};
 }
 
+Lease SharedCache::lease_of(const Parcel& parcel) {
+  return parcel.lease ? parcel.lease.copy() : context_of(parcel.storage)->lease.copy();
+}
+
 // Under moving_.
 void SharedCache::replace_memory(const c10::Storage& storage, Lease lease, std::uint64_t offset) {
   c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();

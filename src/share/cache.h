@@ -42,6 +42,8 @@ class SharedCache {
   // cannot be passed on.
   Parcel share(const c10::Storage& storage, Strategy strategy);
   static Place place_of(const Parcel& parcel);
+  // One lease more of its block.
+  static Lease lease_of(const Parcel& parcel);
   // The same for many small ones, which then lie side by side in few blocks: their memory is free
   // again when all of a block are gone. What is shared already stays where it is.
   void share_together(const std::vector<c10::Storage>& storages);

@@ -8,6 +8,7 @@
 // Bytes of an envelope: magic "CVE1", zero (4), a block.
 #include "share/message.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -115,6 +116,20 @@ void check(const WireValue& value) {
 }
 
 }  // namespace
+
+bool is_descriptor_path(std::string_view path) {
+  const auto take = [&](std::string_view text) {
+    if (!path.starts_with(text)) return false;
+    path.remove_prefix(text.size());
+    return true;
+  };
+  const auto take_number = [&] {
+    const auto end = std::min(path.find_first_not_of("0123456789"), path.size());
+    path.remove_prefix(end);
+    return end > 0;
+  };
+  return take("/proc/") && take_number() && take("/fd/") && take_number() && path.empty();
+}
 
 std::string encode(const WireMessage& message) {
   std::size_t size = 16 + message.blocks.size() * kBlockBytes;

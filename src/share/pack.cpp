@@ -139,7 +139,7 @@ std::shared_ptr<Region> find_by_path(const WireRegion& wire) {
   if (kind == Region::Kind::kNamed) return depot.open_named(wire.path);
   if ((kind != Region::Kind::kPool && kind != Region::Kind::kPlain &&
        kind != Region::Kind::kOutside) ||
-      !wire.path.starts_with("/proc/")) {
+      !is_descriptor_path(wire.path)) {
     fail(ErrorKind::kInvalidArgument, "a handle names memory of unknown kind");
   }
   UniqueFd fd(::open(wire.path.c_str(), O_RDWR | O_CLOEXEC));
@@ -381,8 +381,8 @@ Packed pack_for_queue(const Message& message, const QueuePacking& packing) {
     }
     return found->second;
   };
-  if (packing.copy_below == 0) share_small(message);
-  Packer packer(Strategy::kDescriptor, name, packing.copy_below);
+  if (packing.copy_below == 0 && packing.strategy == Strategy::kDescriptor) share_small(message);
+  Packer packer(packing.strategy, name, packing.copy_below);
   self = &packer;
   Packed packed;
   packed.bytes = encode_values(message, packer, {});

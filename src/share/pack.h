@@ -46,6 +46,7 @@ BlockRef from_wire(const WireBlock& block, const FindRegion& find);
 struct QueuePacking {
   std::size_t most_bytes = 0;  // a larger message is put into a block, and the bytes name that
   std::size_t copy_below = 0;  // private storages up to so many bytes are copied into the message
+  Strategy strategy = Strategy::kDescriptor;
   // Sees to it that receivers can find the region by its key.
   std::function<void(const std::shared_ptr<Region>&)> deposit;
 };

@@ -1,5 +1,7 @@
 #include "share/queue_core.h"
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "base/error.h"
@@ -26,14 +28,29 @@ std::vector<int> QueueCore::descriptors() const {
   return {memory_.segment().fd(), store_.writer(), store_.reader()};
 }
 
+void QueueCore::keep(Lease lease) { kept_.lock()->push_back(std::move(lease)); }
+
+void QueueCore::drop_taken() {
+  std::vector<Lease> taken;  // let go of after the lock
+  auto kept = kept_.lock();
+  const auto waits = [](const Lease& lease) {
+    return lease.ref().book->book().entry(lease.ref().entry).transit.load() != 0;
+  };
+  const auto rest = std::partition(kept->begin(), kept->end(), waits);
+  std::move(rest, kept->end(), std::back_inserter(taken));
+  kept->erase(rest, kept->end());
+  kept.unlock();
+}
+
 bool QueueCore::leave() {
+  drop_taken();
   // Before the question: of several that leave at once, the last one finds nobody.
   store_.close_writer();
   const auto concerns = [](std::string_view item) {
     try {
       for (const WireRegion& wire : parse_message(item).regions) {
         const auto region = Depot::instance().find({wire.device, wire.inode});
-        if (region && region->own()) return true;
+        if (region && (region->own() || region->kind() == Region::Kind::kNamed)) return true;
       }
     } catch (const Error&) {
       // It will be counted as lost.

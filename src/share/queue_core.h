@@ -33,6 +33,11 @@ class QueueCore {
   // The memory that an item names. kPeerLost if it is gone.
   std::shared_ptr<Region> find(const WireRegion& wire);
 
+  // Files (strategy kFile) last only as long as a process holds them: this one does until the item
+  // that names them was taken.
+  void keep(Lease lease);
+  void drop_taken();
+
   // Lets go of the blocks that an item holds, from number `progress` on.
   void settle(std::string_view item, std::atomic<std::uint32_t>& progress) noexcept;
 
@@ -53,6 +58,7 @@ class QueueCore {
   Guarded<Deposited> deposited_;
   // Regions that came from the store stay mapped while their owners live.
   Guarded<std::unordered_map<std::uint64_t, std::shared_ptr<Region>>> used_;  // by inode
+  Guarded<std::vector<Lease>> kept_;  // of files in items that this process has put
 };
 
 }  // namespace convoy::share
