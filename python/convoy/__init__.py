@@ -25,32 +25,36 @@ if not _dist.is_available():
 from torch.distributed import _dist2
 
 from convoy import _C, _groups
-from convoy._C import (ConvoyBackend, GradBucket, Options, allocator_stats, install_allocator,
-                       is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator)
+from convoy._C import (ConvoyBackend, GradBucket, Options, Window, allocator_stats, install_allocator,
+                       is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator,
+                       write_flight_record)
 from convoy._ddp import DistributedDataParallel, MixedPrecision
 from convoy._error import Error
-from convoy._groups import current_group, new_group, process_group, shrink_group
+from convoy._groups import (allocate, current_group, flight_record, new_group, process_group,
+                            shrink_group, window)
 from convoy._join import Join
 from convoy._C import (get_sharing_strategy, is_shared, set_sharing_strategy, share_memory_,
                        share_usage, trim)
 from convoy._sharded import ShardedOptimizer
 from convoy._share import Channel, Listener, channel, connect, install_reductions, listen
-from convoy._queue import Event, Queue
+from convoy._queue import Barrier, Event, Lock, Queue
 from convoy._processes import (Processes, Published, Slot, Slots, Snapshot, parent_channel, spawn,
                                start)
 from _convoy import autoload as _autoload
 
-__all__ = ["Channel", "ConvoyBackend", "DistributedDataParallel", "Error", "Event", "GradBucket",
-           "Join", "Listener", "MixedPrecision", "Options", "Processes", "Published", "Queue", "ShardedOptimizer", "Slot",
-           "Slots", "Snapshot", "allocator_stats", "channel", "connect", "current_group",
+__all__ = ["Barrier", "Channel", "ConvoyBackend", "DistributedDataParallel", "Error", "Event",
+           "GradBucket", "Join", "Listener", "Lock", "MixedPrecision", "Options", "Processes",
+           "Published", "Queue", "ShardedOptimizer", "Slot", "Slots", "Snapshot", "Window",
+           "allocate", "allocator_stats", "channel", "connect", "current_group", "flight_record",
            "get_sharing_strategy", "install_allocator", "install_reductions",
            "is_allocator_installed", "is_shared", "launcher_store", "listen", "new_group",
            "parent_channel", "process_group", "set_sharing_strategy", "share_memory_",
-           "share_usage", "shrink_group", "spawn", "start", "trim", "trim_allocator", "uninstall_allocator"]
+           "share_usage", "shrink_group", "spawn", "start", "trim", "trim_allocator",
+           "uninstall_allocator", "window", "write_flight_record"]
 
 _C.install_allocator_if_asked()
 _autoload._register()
 if "convoy" not in _dist2._BACKENDS:
-    _dist2.register_backend("convoy", _groups._factory)
+    _dist2.register_backend("convoy", _groups.dist2_factory)
 # Operations that are still pending fail while their callbacks can still run.
 atexit.register(_C.shutdown_all)

@@ -1,6 +1,7 @@
 """Groups of ranks: what torch.distributed calls, and dist2's functions."""
 
 import copy
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,15 @@ def _fresh(store: Store, *identity) -> Store:
     return store if count == 1 else PrefixStore(f"again-{count}", store)
 
 
+def _numbered(store: Store, rank: int, name: str) -> Store:
+    """Keys of their own for what all ranks do for the n-th time.
+
+    Ranks count in the store: a script may run one program after another on the launcher's.
+    """
+    count = store.add(f"convoy/{name}/{rank}", 1)
+    return store if count == 1 else PrefixStore(f"convoy/{name}-{count}", store)
+
+
 def create_for_torch(asked, options) -> _C.ConvoyBackend:
     """The creator that torch.distributed calls, with its own options and those of the user."""
     if options is None:
@@ -47,7 +57,7 @@ def create_for_torch(asked, options) -> _C.ConvoyBackend:
 
 
 def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_) -> Iterator[tuple[Store, int, int]]:
-    """convoy://: ranks of `convoy run` meet through its store, and a process alone needs none."""
+    """convoy://, and env:// under `convoy run`: ranks meet through its store; a process alone needs none."""
     asked = dict(parse_qsl(urlparse(url).query))
 
     def number(name: str, variable: str, otherwise: int) -> int:
@@ -63,13 +73,22 @@ def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_) -> Iterator[tuple[
                         "invalid argument")
         store = dist.HashStore()
     store.set_timeout(timeout)
-    yield _fresh(store, "convoy://"), rank, size
+    store = _numbered(store, rank, "meetings")
+    store.set_timeout(timeout)
+    yield store, rank, size
     raise RuntimeError("convoy:// cannot meet again")
+
+
+def dist2_factory(store: Store, rank: int, world_size: int, timeout: timedelta, device: torch.device,
+                  **kwargs: Any) -> ProcessGroup:
+    """What torch's dist2 calls, with the same store each time."""
+    made = PrefixStore("dist2", _numbered(store, rank, "dist2"))
+    made.set_timeout(timeout)
+    return _factory(made, rank, world_size, timeout, device, **kwargs)
 
 
 def _factory(store: Store, rank: int, world_size: int, timeout: timedelta, device: torch.device,
              **kwargs: Any) -> ProcessGroup:
-    """Of dist2."""
     if device.type != "cpu":
         raise Error(f"the backend convoy has no groups for {device}, only for cpu", "unsupported")
     options = _C.Options(**kwargs)
@@ -109,7 +128,8 @@ def new_group(backend: str = "convoy", timeout: timedelta = DEFAULT_TIMEOUT,
         raise ValueError("new_group: a store needs rank and world_size")
     store = _fresh(PrefixStore(f"group/{name}", store), "new_group", name)
     store.set_timeout(timeout)
-    return _dist2._BACKENDS[backend](store, rank, world_size, timeout, torch.device(device), **options)
+    make = _factory if backend == "convoy" else _dist2._BACKENDS[backend]
+    return make(store, rank, world_size, timeout, torch.device(device), **options)
 
 
 def shrink_group(group: ProcessGroup | None = None,
@@ -156,3 +176,39 @@ def process_group(group: ProcessGroup) -> Iterator[ProcessGroup]:
     """Makes a group this thread's current one until the block ends, however it ends. Nests."""
     with _dist2.process_group(group):
         yield group
+
+
+def allocate(*sizes: int, dtype: torch.dtype | None = None, group: ProcessGroup | None = None) -> torch.Tensor:
+    """A tensor, not cleared, in memory that the ranks of the host share: of such ones windows are made.
+
+    Collectives work on it in place, without a copy. It needs the backend convoy.
+    """
+    shape = torch.Size(sizes)
+    backend = _backend_of(group, "allocate")
+    return backend.allocate_tensor(shape.numel(), dtype=dtype or torch.get_default_dtype(),
+                                   device=torch.device("cpu")).view(shape)
+
+
+def window(tensor: torch.Tensor, group: ProcessGroup | None = None) -> _C.Window:
+    """A window on every rank's tensor, which must be of allocate() and contiguous; sizes and types may differ.
+
+    Collective. docs/groups.md tells what windows are. Raises convoy.Error on all ranks if one has none.
+    """
+    return _C.window(_backend_of(group, "window"), tensor)
+
+
+def _backend_of(group: ProcessGroup | None, function: str) -> _C.ConvoyBackend:
+    backend = (group or current_group())._get_backend(torch.device("cpu"))
+    if not isinstance(backend, _C.ConvoyBackend):
+        raise Error(f"{function}: the group's backend is {backend.name()}, whose ranks do not share memory; "
+                    "it needs the backend convoy", "unsupported")
+    return backend
+
+
+def flight_record() -> dict[str, Any] | None:
+    """What this process's groups did last, in the form of PyTorch's flight recorder; None if none is written.
+
+    write_flight_record() writes files for torchfrtrace. docs/debugging.md tells more.
+    """
+    text = _C.flight_record()
+    return json.loads(text) if text else None

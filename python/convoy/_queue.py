@@ -1,4 +1,4 @@
-"""Queues and events between processes."""
+"""Queues, events, barriers and locks between processes."""
 
 import collections
 import os
@@ -12,7 +12,7 @@ _UNBOUNDED = 8192  # messages
 
 
 class _SharedObject:
-    """What Queue and Event have in common: how other processes get them."""
+    """What they have in common: how other processes get them."""
 
     _kind: type
 
@@ -61,12 +61,16 @@ class Queue(_SharedObject):
     known by a name: offer() and open().
 
     copy_below: private tensors of at most so many bytes are copied in and out, not shared.
+    item_bytes: of a message in the queue itself, without its tensors; a larger one goes through shared
+    memory. By default enough for `copy_below`.
     """
 
     _kind = _C.Queue
 
-    def __init__(self, maxsize: int = 0, *, item_bytes: int = 1024, copy_below: int = 0, ctx=None) -> None:
+    def __init__(self, maxsize: int = 0, *, item_bytes: int | None = None, copy_below: int = 0, ctx=None) -> None:
         del ctx  # as multiprocessing's
+        if item_bytes is None:
+            item_bytes = max(1024, copy_below + 512)
         self._begin(_C.Queue(maxsize if maxsize > 0 else _UNBOUNDED, item_bytes, copy_below))
 
     def _begin(self, shared) -> None:
@@ -202,8 +206,72 @@ class Event(_SharedObject):
         return self._shared.wait(timeout)
 
 
+class Barrier(_SharedObject):
+    """So many processes or threads wait for each other, again and again; C++ has it as convoy::share::Barrier.
+
+    As multiprocessing.Barrier. A process that has it and dies breaks it: who waits, or comes later, gets
+    convoy.Error "peer lost" with its pid, until reset().
+    """
+
+    _kind = _C.Barrier
+
+    def __init__(self, parties: int, *, ctx=None) -> None:
+        del ctx
+        super().__init__(_C.Barrier(parties))
+
+    @property
+    def parties(self) -> int:
+        return self._shared.parties()
+
+    @property
+    def n_waiting(self) -> int:
+        return self._shared.waiting()
+
+    def wait(self, timeout: float = DEFAULT_TIMEOUT) -> int:
+        """0 for the last that came. Raises convoy.Error "timeout": this one waits no more, the others do."""
+        return self._shared.wait(timeout)
+
+    def reset(self) -> None:
+        """Fails current waiters, and repairs a broken barrier."""
+        self._shared.reset()
+
+
+class Lock(_SharedObject):
+    """A mutex between processes; C++ has it as convoy::share::Lock.
+
+    As multiprocessing.Lock, but it belongs to the thread that took it, and if that dies with it, the next
+    one gets it: `recovered` is then true, and what it guards may be half changed.
+    """
+
+    _kind = _C.Lock
+
+    def __init__(self, *, ctx=None) -> None:
+        del ctx
+        self._begin(_C.Lock())
+
+    def _begin(self, shared) -> None:
+        super()._begin(shared)
+        self.recovered = False  # of the latest acquire()
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        taken = self._shared.lock(_seconds(block, timeout))
+        if taken:
+            self.recovered = taken == 2
+        return taken != 0
+
+    def release(self) -> None:
+        self._shared.unlock()
+
+    def __enter__(self) -> "Lock":
+        self.acquire()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.release()
+
+
 def _seconds(block: bool, timeout: float | None) -> float | None:
     return timeout if block else 0.0
 
 
-_shared_kinds.update({Queue: "queue", Event: "event"})
+_shared_kinds.update({Queue: "queue", Event: "event", Barrier: "barrier", Lock: "lock"})

@@ -7,12 +7,16 @@
 #include "convoy/allocator.h"
 #include "convoy/c10d_store.h"
 #include "convoy/error.h"
+#include "convoy/flight.h"
+#include "convoy/group.h"
 #include "convoy/version.h"
+#include "convoy/window.h"
 #include "processes.h"
 #include "python_backend.h"
 #include "python_ddp.h"
 #include "python_reducer.h"
 #include "queue.h"
+#include "seconds.h"
 #include "sharded_optimizer.h"
 #include "share.h"
 
@@ -30,6 +34,22 @@ void raise_as_python(const Error& error) {
   PyErr_SetObject(type.ptr(), value.ptr());
 }
 
+// Names what is wrong, and what there is, as new_group() of C++ does.
+[[noreturn]] void refuse_options(const py::kwargs& given) {
+  constexpr const char* kKnown = "threads (int), read_private (bool), compare_shapes (bool)";
+  std::string unknown;
+  for (const auto& [key, value] : given) {
+    const auto name = key.cast<std::string>();
+    if (name == "threads" || name == "read_private" || name == "compare_shapes") continue;
+    unknown += (unknown.empty() ? "\"" : ", \"") + name + "\"";
+  }
+  if (!unknown.empty()) {
+    throw py::type_error("backend \"convoy\" has no option " + unknown + "; it has: " + kKnown);
+  }
+  throw py::type_error(std::string("options of backend \"convoy\" are given by name: ") + kKnown +
+                       "; got " + py::repr(given).cast<std::string>());
+}
+
 c10::intrusive_ptr<c10d::Store> rank_store() {
   auto store = launcher_store();
   return store ? to_c10d(std::move(store)) : nullptr;
@@ -41,6 +61,30 @@ py::dict stats_as_dict() {
   return py::dict("used_bytes"_a = stats.used_bytes, "cached_bytes"_a = stats.cached_bytes,
                   "peak_bytes"_a = stats.peak_bytes, "allocations"_a = stats.allocations,
                   "refills"_a = stats.refills);
+}
+
+void bind_window(py::module_& module) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<Window>(module, "Window")
+      .def("rank", &Window::rank)
+      .def("size", &Window::size)
+      .def("at", &Window::at, py::arg("rank"))
+      .def("put", &Window::put, py::arg("rank"), py::arg("tensor"), py::arg("offset") = 0, unlocked)
+      .def(
+          "fence", [](const Window& self) { self.fence(); }, unlocked)
+      .def("signal", &Window::signal, py::arg("rank"))
+      .def(
+          "wait_signal",
+          [](const Window& self, int rank, double timeout) {
+            self.wait_signal(rank, deadline_of(timeout));
+          },
+          py::arg("rank"), py::arg("timeout") = 300.0, unlocked);
+  module.def(
+      "window",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend, const at::Tensor& tensor) {
+        return ProcessGroup::from(backend).window(tensor);
+      },
+      py::arg("backend"), py::arg("tensor"), unlocked);
 }
 
 }  // namespace
@@ -70,6 +114,10 @@ PYBIND11_MODULE(_C, module) {
            }),
            py::kw_only(), py::arg("threads") = 1, py::arg("read_private") = true,
            py::arg("compare_shapes") = py::none())
+      // What does not fit comes here.
+      .def(py::init([](const py::args&, const py::kwargs& given) -> c10::intrusive_ptr<Options> {
+        refuse_options(given);
+      }))
       .def_readwrite("threads", &Options::threads)
       .def_readwrite("read_private", &Options::read_private)
       .def_readwrite("compare_shapes", &Options::compare_shapes)
@@ -95,6 +143,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("allocator_stats", &stats_as_dict);
   module.def("trim_allocator", &convoy::trim_allocator, py::call_guard<py::gil_scoped_release>());
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>());
+  bind_window(module);
+  module.def("flight_record", &convoy::flight_record, py::call_guard<py::gil_scoped_release>());
+  module.def("write_flight_record", &convoy::write_flight_record, py::arg("folder"),
+             py::call_guard<py::gil_scoped_release>());
   bind_queue(module);
   bind_share(module);
   bind_processes(module);

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "convoy/error.h"
 #include "convoy/queue.h"
+#include "seconds.h"
 #include "share.h"
 
 namespace py = pybind11;
@@ -13,7 +15,9 @@ namespace py = pybind11;
 namespace convoy::python {
 namespace {
 
+using share::Barrier;
 using share::Event;
+using share::Lock;
 using share::Message;
 using share::Queue;
 using share::QueueOptions;
@@ -116,6 +120,37 @@ void bind_queue(py::module_& module) {
       .def("wait", [](const Event& self, std::optional<double> seconds) {
         return wait_in_pieces(seconds,
                               [&](const Deadline& deadline) { return self.wait(deadline); });
+      });
+
+  py::class_<Barrier, Shared>(module, "Barrier")
+      .def(py::init<std::size_t>())
+      .def(py::init<const Shared&>())
+      .def("parties", &Barrier::parties)
+      .def("waiting", &Barrier::waiting)
+      .def("reset", &Barrier::reset, unlocked)
+      // Not in pieces: who gives up is not counted, and others would see that.
+      .def("wait", [](const Barrier& self, double seconds) {
+        const py::gil_scoped_release release;
+        return self.wait(deadline_of(seconds));
+      });
+
+  py::class_<Lock, Shared>(module, "Lock")
+      .def(py::init([] { return Lock::create(); }))
+      .def(py::init<const Shared&>())
+      .def("unlock", &Lock::unlock)
+      // 0: not in time; 1: taken; 2: taken from a process that has died with it.
+      .def("lock", [](const Lock& self, std::optional<double> seconds) {
+        Lock::Taken taken{};
+        const bool got = wait_in_pieces(seconds, [&](const Deadline& deadline) {
+          try {
+            taken = self.lock(deadline);
+            return true;
+          } catch (const Error& error) {
+            if (error.kind() != ErrorKind::kTimeout) throw;
+            return false;
+          }
+        });
+        return !got ? 0 : taken == Lock::Taken::kFromDead ? 2 : 1;
       });
 
   module.def("offer", &share::offer, unlocked);

@@ -94,6 +94,7 @@ class ConvoyBackend::Impl {
     Tensors outputs;  // of the future
     std::shared_ptr<Packing> packing = std::make_shared<Packing>();
     std::function<void()> after = nullptr;
+    std::size_t row = 0;  // the future has lists of so many outputs; 0: one list
 
     // What is left to do when the bytes are there; on any thread.
     void end() const {

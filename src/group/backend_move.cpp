@@ -107,6 +107,7 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   Tensors flat;
   for (const auto& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
   Impl::Job job{OpType::ALLGATHER, "convoy:all_gather", opts.asyncOp, inputs, flat};
+  job.row = outputs[0].size();
   job.after = [outputs, all] {
     for (const auto& list : outputs) {
       for (std::size_t k = 0; k < list.size(); ++k) {
@@ -173,6 +174,7 @@ WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
   Tensors flat, together;
   for (const auto& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
   Impl::Job job{OpType::ALLGATHER_COALESCED, "convoy:all_gather", opts.asyncOp, inputs, flat};
+  if (outputs.size() > 1) job.row = inputs.size();
   std::vector<Piece> from, to;
   for (const auto& input : inputs) {
     together.push_back(at::empty({getSize(), input.numel()}, input.options()));

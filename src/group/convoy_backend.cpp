@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "convoy/c10d_store.h"
 #include "group/backend_impl.h"
+#include "group/process_group_impl.h"
 #include "group/rounding.h"
 #include "tensor/memory.h"
 
@@ -84,8 +85,8 @@ void ConvoyBackend::Impl::keep_if_held(const coll::Medium& medium,
 c10::intrusive_ptr<ConvoyWork> ConvoyBackend::Impl::make_work(const Job& job,
                                                               std::uint64_t number) {
   return c10::make_intrusive<ConvoyWork>(
-      ConvoyWork::Description{group_->rank(), job.op, job.title, number}, job.inputs, job.outputs,
-      completions_);
+      ConvoyWork::Description{group_->rank(), job.op, job.title, number, job.row}, job.inputs,
+      job.outputs, completions_);
 }
 
 ConvoyBackend::ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int size,
@@ -129,6 +130,7 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   impl_->group().check_process("split");
+  check_ranks("split", ranks, getSize());
   const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
   if (mine == ranks.end()) return nullptr;
   // Groups of other names, and other subsets of the same name, are apart.

@@ -10,18 +10,30 @@ namespace {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-FuturePtr make_tensors_future() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+FuturePtr make_tensors_future(bool nested = false) {
+  c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  if (nested) type = c10::ListType::create(type);
+  return c10::make_intrusive<c10::ivalue::Future>(type);
+}
+
+// `row` tensors in each list; 0: one list.
+c10::IValue value_of(const std::vector<at::Tensor>& outputs, std::size_t row) {
+  if (row == 0) return c10::IValue(outputs);
+  std::vector<std::vector<at::Tensor>> lists;
+  for (std::size_t i = 0; i < outputs.size(); i += row) {
+    const auto begin = outputs.begin() + static_cast<std::ptrdiff_t>(i);
+    lists.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(row));
+  }
+  return c10::IValue(lists);
 }
 
 // What users attached to the future runs here, and must not stop the group.
-void settle(const FuturePtr& future, const std::exception_ptr& error,
-            const std::vector<at::Tensor>& outputs) {
+void settle(const FuturePtr& future, const std::exception_ptr& error, const c10::IValue& outputs) {
   try {
     if (error) {
       future->setError(error);
     } else {
-      future->markCompleted(c10::IValue(outputs));
+      future->markCompleted(outputs);
     }
   } catch (const std::exception& thrown) {
     log_warn("a callback of an operation's future threw: ", thrown.what());
@@ -95,7 +107,8 @@ ConvoyWork::ConvoyWork(const Description& what,
                        std::vector<at::Tensor> outputs, std::shared_ptr<Completions> completions)
     : Work(what.rank, what.op, what.title, inputs),
       outputs_(std::move(outputs)),
-      future_(make_tensors_future()),
+      row_(what.row),
+      future_(make_tensors_future(what.row != 0)),
       completions_(std::move(completions)),
       start_(Completions::Clock::now()),
       number_(what.number) {
@@ -118,7 +131,7 @@ void ConvoyWork::complete_after(const std::function<void()>& end, std::exception
   }
   end_ = Completions::Clock::now();
   finish(error);
-  settle(future_, error, outputs_);
+  settle(future_, error, value_of(outputs_, row_));
   completions_->tell(opType_, number_, start_);
   completions_->end();
 }
@@ -209,7 +222,7 @@ CoalescedWork::CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work
 
 FuturePtr CoalescedWork::getFuture() {
   auto together = make_tensors_future();
-  if (works_.empty()) settle(together, nullptr, {});
+  if (works_.empty()) settle(together, nullptr, std::vector<at::Tensor>());
   // Not `this`: the futures may outlive it.
   auto left = std::make_shared<std::atomic<std::size_t>>(works_.size());
   for (const auto& one : works_) {

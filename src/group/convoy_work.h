@@ -55,7 +55,8 @@ class Completions {
   std::atomic<bool> hooked_{false};  // so that without a hook nothing is locked
 };
 
-// An operation of ConvoyBackend. Its future holds the outputs as a list of tensors.
+// An operation of ConvoyBackend. Its future holds the outputs as a list of tensors, or of lists of
+// `row` tensors each, as Gloo's does where an operation has several lists.
 class ConvoyWork final : public c10d::Work {
  public:
   struct Description {
@@ -63,6 +64,7 @@ class ConvoyWork final : public c10d::Work {
     c10d::OpType op;
     const char* title;
     std::uint64_t number;
+    std::size_t row = 0;  // 0: one list
   };
   ConvoyWork(const Description& what, const std::optional<std::vector<at::Tensor>>& inputs,
              std::vector<at::Tensor> outputs, std::shared_ptr<Completions> completions);
@@ -91,6 +93,7 @@ class ConvoyWork final : public c10d::Work {
 
   const HomeProcess home_;
   const std::vector<at::Tensor> outputs_;
+  const std::size_t row_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   const std::shared_ptr<Completions> completions_;
   const Completions::Clock::time_point start_;

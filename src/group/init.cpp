@@ -107,7 +107,7 @@ ProcessGroup init(const InitOptions& options) {
            "init: this process is a forked child of a rank, whose group it cannot use; start it by "
            "exec (convoy::spawn, multiprocessing's \"spawn\"), or fork before init()");
     }
-    if (!same((*existing)->options, options)) {
+    if (!same(options, {}) && !same((*existing)->options, options)) {
       fail(ErrorKind::kInvalidArgument,
            "init: the default group was made with other options; make another with new_group()");
     }

@@ -228,5 +228,14 @@ TEST(InitTest, Torchrun) {
   expect_example_runs({CONVOY_TORCHRUN, "--no-python", "--standalone", "--nproc-per-node", "3"}, 3);
 }
 
+// The last one in this file: the group stays the process's.
+TEST(InitTest, APlainCallReturnsTheGroupThatIsThere) {
+  const auto world = init({.timeout = 40s});
+  EXPECT_EQ(init(), world);
+  EXPECT_EQ(init({.timeout = 40s}), world);
+  EXPECT_EQ(init().timeout(), 40s);
+  EXPECT_THAT(text_of([] { init({.timeout = 41s}); }), HasSubstr("made with other options"));
+}
+
 }  // namespace
 }  // namespace convoy::test

@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import unittest
+from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
@@ -43,6 +44,17 @@ def interrupt():
 class Interrupted:
     def __reduce__(self):
         return interrupt, ()
+
+
+def take_two(q, back):
+    back.put(sum(q.get(timeout=LIMIT)["tensor"].sum().item() for _ in range(2)))
+
+
+def meet_and_die(barrier, lock, locked):
+    barrier.wait(LIMIT)
+    lock.acquire()
+    locked.set()
+    convoy.Event().wait(LIMIT)  # until it is killed
 
 
 class QueueTest(unittest.TestCase):
@@ -249,6 +261,60 @@ class ProcessTest(unittest.TestCase):
             go.set()
             self.assertEqual(back.get(timeout=LIMIT), 2000)
             child.join(LIMIT)
+
+    def test_follows_the_sharing_strategy(self):
+        """Files outlive neither the queue nor the process that put them, but all that this one does with them."""
+        folder = Path(os.environ["CONVOY_SHARE_FOLDER"])
+        convoy.set_sharing_strategy("file")
+        try:
+            q, back = convoy.Queue(), convoy.Queue()
+            for value in (1.0, 2.0):
+                q.put({"tensor": torch.full((1000,), value)})  # nobody but the queue has it
+            self.assertEqual(len(list(folder.rglob("t-*"))), 2)
+            child = mp.get_context("spawn").Process(target=take_two, args=(q, back))
+            child.start()
+            self.assertEqual(back.get(timeout=LIMIT), 3000)
+            child.join(LIMIT)
+            convoy.share_usage()  # lets go of what was taken
+            self.assertEqual(list(folder.rglob("t-*")), [])
+            q.put(torch.ones(5))
+            same = q.get()
+            self.assertEqual(same.sum().item(), 5)
+            del same
+        finally:
+            convoy.set_sharing_strategy("descriptor")
+
+    def test_copies_small_tensors_by_default_sizes(self):
+        q = convoy.Queue(copy_below=1024)
+        tensor = torch.arange(256.0)
+        q.put(tensor)
+        got = q.get()
+        self.assertTrue(torch.equal(got, tensor))
+        self.assertFalse(convoy.is_shared(got) or convoy.is_shared(tensor))
+
+    def test_a_barrier_and_a_lock(self):
+        barrier, lock = convoy.Barrier(2), convoy.Lock()
+        locked = convoy.Event()
+        child = mp.get_context("spawn").Process(target=meet_and_die, args=(barrier, lock, locked))
+        child.start()
+        self.assertEqual(barrier.parties, 2)
+        self.assertIn(barrier.wait(LIMIT), (0, 1))
+        self.assertTrue(locked.wait(LIMIT))
+        self.assertFalse(lock.acquire(block=False))
+        child.kill()
+        child.join(LIMIT)
+        with lock:
+            self.assertTrue(lock.recovered)
+        self.assertTrue(lock.acquire(timeout=1))
+        self.assertFalse(lock.recovered)
+        lock.release()
+        with self.assertRaises(convoy.Error) as caught:
+            barrier.wait(LIMIT)
+        self.assertEqual(caught.exception.kind, "peer lost")
+        barrier.reset()
+        with self.assertRaises(convoy.Error) as caught:
+            barrier.wait(0.01)
+        self.assertEqual((caught.exception.kind, barrier.n_waiting), ("timeout", 0))
 
     def test_killed_process(self):
         q, event = convoy.Queue(2), convoy.Event()

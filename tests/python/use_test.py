@@ -103,6 +103,12 @@ def groups():
         expect(x, torch.full((2,), 2.0))
         assert type(half._get_backend(CPU)) is convoy.ConvoyBackend
         half.shutdown()
+    for wrong in ([0, 99], [0, 0], [-1]):
+        try:
+            world.split_group(wrong, timeout=timedelta(seconds=20))
+        except (convoy.Error, RuntimeError, ValueError):
+            continue
+        raise AssertionError(f"split_group({wrong}) was accepted")
 
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("rows", "columns"))
     x = torch.tensor([float(rank)])
@@ -264,10 +270,14 @@ def objects_of_dist2(path):
         assert seen == [None], "the current group is the thread's"
     for wrong, error in ((lambda: convoy.new_group("nobody", **made), ValueError),
                          (lambda: convoy.new_group(**made, no_such_option=1), TypeError),
+                         (lambda: convoy.Options(2), TypeError),
+                         (lambda: convoy.Options(threads="two"), TypeError),
                          (lambda: convoy.new_group(**made, device="meta"), convoy.Error)):
         try:
             wrong()
-        except error:
+        except error as caught:
+            if error is TypeError:  # says what there is
+                assert "threads (int), read_private (bool), compare_shapes (bool)" in str(caught), caught
             continue
         raise AssertionError(f"no {error}")
 
@@ -283,7 +293,50 @@ def no_time_for_a_barrier():
         dist.destroy_process_group()
 
 
+def forms_of_futures():
+    """What the future of an operation with several lists holds."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD._get_backend(CPU)
+    forms = []
+    inputs = [torch.full((2,), 10.0 * rank + i) for i in range(2)]
+    outputs = [[torch.empty(2) for _ in range(2 * size)] for _ in inputs]
+    forms.append(world.allgather(outputs, inputs).get_future().wait())
+    outputs = [[torch.empty(2) for _ in inputs] for _ in range(size)]
+    forms.append(world.allgather_coalesced(outputs, inputs).get_future().wait())
+    parts = [torch.empty(2) for _ in range(size)]
+    forms.append(world.allgather([parts], [inputs[0]]).get_future().wait())
+    return torch.utils._pytree.tree_map(lambda tensor: tensor.tolist(), forms)
+
+
+def shared_windows():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    window = convoy.window(convoy.allocate(4).fill_(rank))
+    assert (window.rank(), window.size()) == (rank, size)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    window.put(after, torch.full((2,), 10.0 + rank), 1)
+    window.signal(after)
+    window.wait_signal(before, 60)
+    expect(window.at(rank), torch.tensor([rank, 10.0 + before, 10.0 + before, rank]))
+    window.fence()
+    expect(window.at(after)[0].item(), float(after))
+    try:
+        convoy.window(torch.ones(4))
+    except convoy.Error as error:
+        assert error.kind == "invalid argument", error
+    else:
+        raise AssertionError("private memory was accepted")
+    done = [entry["profiling_name"] for entry in convoy.flight_record()["entries"]]
+    assert "gloo:barrier" in done, done
+
+
 class UseTest(TestCase):
+    def test_windows_and_the_flight_record(self):
+        ranks.run(shared_windows, 2)
+
+    def test_futures_have_the_form_of_gloos(self):
+        ours = ranks.run(forms_of_futures, 2)
+        self.assertEqual(ours, ranks.run(forms_of_futures, 2, backend="gloo"))
+
     def test_a_monitored_barrier_of_no_time(self):
         self.assertEqual(ranks.run(no_time_for_a_barrier, 2)[0], ("timeout", True))
 
