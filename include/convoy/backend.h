@@ -170,6 +170,8 @@ class ConvoyBackend : public c10d::Backend {
 
   // Pending and later operations fail on every rank.
   void abort() override;
+  // The same; the errors of the other ranks say why.
+  void abort_because(const std::string& why);
   // Leaves the group; does not wait for others.
   void shutdown() override;
   c10d::ErrorType getError() override;

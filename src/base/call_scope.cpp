@@ -4,6 +4,7 @@ namespace convoy {
 namespace {
 
 thread_local constinit CallSite current;
+thread_local constinit Purpose purpose_now;
 
 }  // namespace
 
@@ -16,5 +17,14 @@ CallScope::~CallScope() {
 }
 
 const CallSite& current_call_site() noexcept { return current; }
+
+PurposeScope::PurposeScope(const Purpose& purpose) noexcept
+    : before_(purpose_now), site_(CallSite(purpose.what, "", 0)) {
+  purpose_now = purpose;
+}
+
+PurposeScope::~PurposeScope() { purpose_now = before_; }
+
+const Purpose& current_purpose() noexcept { return purpose_now; }
 
 }  // namespace convoy

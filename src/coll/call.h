@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/call_scope.h"
 #include "coll/control.h"
 #include "coll/kernels.h"
 #include "coll/view.h"
@@ -35,6 +36,7 @@ struct Call {
   std::size_t input_bytes = 0;       // 0 where this rank sends nothing
   std::size_t output_bytes = 0;
   Shape shape;                             // of the one buffer; part of the tag
+  Purpose purpose;                         // its tag is part of the tag, too
   std::shared_ptr<const CallLists> lists;  // otherwise
   Deadline deadline = Deadline::never();
 

@@ -16,7 +16,8 @@ class CallMaker::Builder {
       : maker_(maker) {
     call_.signature.op = op;
     call_.signature.type = type;
-    call_.signature.tag = options.tag;
+    call_.purpose = current_purpose();
+    call_.signature.tag = options.tag ^ call_.purpose.tag;
     shape(options.shape);
     if (static_cast<int>(type) >= kDataTypes) refuse("unknown element type");
   }

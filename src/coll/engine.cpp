@@ -274,14 +274,13 @@ void Engine::compare_signatures(const Running& running) {
   for (int r = 0; r < size_; ++r) equal &= slot(r, running.number).signature == mine;
   if (equal) [[likely]]
     return;
-  const auto shapes = exchange_texts(running, running.call->describe_shapes());
-  const Signature& first = slot(0, running.number).signature;
-  for (int r = 1; r < size_; ++r) {
-    const Signature& other = slot(r, running.number).signature;
-    if (other == first) continue;
-    fail_signatures(speaker(running), {first, shapes[0]}, r,
-                    {other, shapes[static_cast<std::size_t>(r)]});
+  const auto texts = exchange_texts(running, describe_call(*running.call));
+  std::vector<Called> calls;
+  for (int r = 0; r < size_; ++r) {
+    calls.push_back(
+        Called::parse(slot(r, running.number).signature, texts[static_cast<std::size_t>(r)]));
   }
+  fail_signatures(speaker(running), std::move(calls));
 }
 
 // For ranks that all found the same disagreement. No data moves then, so that everyone's payload is

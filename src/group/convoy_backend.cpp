@@ -190,10 +190,12 @@ bool ConvoyBackend::compares_shapes() const { return impl_->options().compare_sh
 
 std::vector<int> ConvoyBackend::lost_ranks() const { return impl_->group().lost_ranks(); }
 
-void ConvoyBackend::abort() {
+void ConvoyBackend::abort() { abort_because("abort() was called"); }
+
+void ConvoyBackend::abort_because(const std::string& why) {
   impl_->group().check_process("abort");
-  impl_->cancel_all("abort() was called");
-  impl_->group().abort("abort() was called");
+  impl_->cancel_all(why);
+  impl_->group().abort(why);
 }
 
 void ConvoyBackend::shutdown() {

@@ -107,15 +107,17 @@ void MpiMedium::compare(const Running& running) {
     coll::Signature signature;
     std::array<char, 224> shapes{};  // ends with 0
 
-    coll::Called called() const { return {signature, shapes.data()}; }
+    coll::Called called() const { return coll::Called::parse(signature, shapes.data()); }
   };
   Told told{running.call.signature};
-  running.call.describe_shapes().copy(told.shapes.data(), told.shapes.size() - 1);
+  coll::describe_call(running.call).copy(told.shapes.data(), told.shapes.size() - 1);
   std::vector<Told> all(n);
   gather(&told, all.data(), sizeof(Told));
-  for (std::size_t r = 1; r < n; ++r) {
-    if (all[r].signature == all[0].signature) continue;
-    coll::fail_signatures(speaker(running), all[0].called(), static_cast<int>(r), all[r].called());
+  if (std::any_of(all.begin(), all.end(),
+                  [&](const Told& one) { return !(one.signature == all[0].signature); })) {
+    std::vector<coll::Called> calls;
+    for (const Told& one : all) calls.push_back(one.called());
+    coll::fail_signatures(speaker(running), std::move(calls));
   }
   if (!coll::has_table(running.call.signature.op)) return;
   const auto& lists = *running.call.lists;
