@@ -113,8 +113,10 @@ class DdpCore {
 
   void before_forward();
   void after_forward(const std::vector<at::Tensor*>& outputs);
-  // Instead of after_forward().
+  // Instead of after_forward(), when the module threw: in its handler, or with the text of what it
+  // was. Other ranks hear of it.
   void forward_failed();
+  void forward_failed(const std::string& why);
   void sync_buffers();
   void set_buffer_hook(BufferHook hook, BufferSync when);
   // `self` is what the Join knows.
@@ -144,8 +146,11 @@ class DdpCore {
   void check_parameters(const char* where);
   void enter();
   void leave();
-  void run_buffer_sync();
+  void undo_forward();
+  bool is_in_step() const;
+  void meet_others(BufferSync when);
   void sync_buffers_from(int root);
+  void sync_buffers_from(int root, const NamedTensors& found);
   std::shared_ptr<JoinContext> join() const;
   void cast_buffers(at::ScalarType type);
   std::string error_in(const MixedPrecision& mixed) const;
@@ -165,6 +170,7 @@ class DdpCore {
   std::shared_ptr<LowPrecisionCopies> copies_;
   bool lowered_here_ = false;  // by this forward
   int forwards_ = 0;           // that run
+  bool in_module_ = false;     // it runs, in a forward with gradients
 };
 
 // A model's part of a Join that somebody else conducts, such as torch.distributed.algorithms.Join:

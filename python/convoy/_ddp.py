@@ -159,8 +159,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             if type(output) is torch.Tensor:
                 return core.after_forward([output])[0]
             return _with_tensors(output, core.after_forward)
-        except BaseException:
-            core.forward_failed()
+        except BaseException as error:
+            core.forward_failed(f"{type(error).__name__}: {error}")
             raise
 
     def _forward_of_copy(self, inputs: tuple, kwargs: dict[str, Any]):

@@ -207,7 +207,9 @@ void add_ddp(py::module_& module) {
           no_gil)
       .def("after_forward", &after_forward, no_gil)
       .def(
-          "forward_failed", [](PythonDdp& self) { self.core().forward_failed(); }, no_gil)
+          "forward_failed",
+          [](PythonDdp& self, const std::string& why) { self.core().forward_failed(why); },
+          py::arg("why"), no_gil)
       .def(
           "restore_parameters", [](PythonDdp& self) { self.core().restore_parameters(); }, no_gil)
       .def(

@@ -63,8 +63,15 @@ CommHook comm_hook(py::object state, py::object function, HookOrder order) {
       throw std::invalid_argument("a comm hook returns a torch.futures.Future, or a tensor");
     }
   };
-  if (order == HookOrder::kOverlaps) return call;
-  return [call](const GradBucket& bucket) -> HookResult { return {call(bucket).wait()}; };
+  // torch's own hooks may return another floating-point type: fp16_compress_wrapper does.
+  const auto typed = [call](const GradBucket& bucket) -> HookResult {
+    return call(bucket).then([type = bucket.buffer().scalar_type()](const at::Tensor& result) {
+      const bool casts = result.defined() && result.is_floating_point() && at::isFloatingType(type);
+      return casts ? result.to(type) : result;
+    });
+  };
+  if (order == HookOrder::kOverlaps) return typed;
+  return [typed](const GradBucket& bucket) -> HookResult { return {typed(bucket).wait()}; };
 }
 
 // What torch.distributed.BuiltinCommHookType names, and its twin.

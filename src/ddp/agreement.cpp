@@ -57,6 +57,36 @@ std::string difference(const std::vector<std::string>& texts) {
 
 }  // namespace
 
+std::string name_ranks(const std::vector<std::size_t>& ranks) {
+  if (ranks.size() == 1) return concat("rank ", ranks[0]);
+  const bool is_range = ranks.back() - ranks.front() + 1 == ranks.size();
+  if (is_range && ranks.size() > 2) {
+    return concat("ranks ", ranks.front(), " to ", ranks.back());
+  }
+  std::string text = "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += concat(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+  }
+  return text;
+}
+
+// A few ranks are named one by one, as their own logs are.
+std::string by_cause(const std::vector<std::string>& texts) {
+  constexpr std::size_t kFew = 4;
+  std::string result;
+  std::vector<bool> told(texts.size());
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    if (told[r] || texts[r].empty()) continue;
+    std::vector<std::size_t> ranks = {r};
+    for (std::size_t other = r + 1; other < texts.size() && texts.size() > kFew; ++other) {
+      if (texts[other] == texts[r]) ranks.push_back(other);
+    }
+    for (const std::size_t rank : ranks) told[rank] = true;
+    result += concat(result.empty() ? "" : "; ", name_ranks(ranks), ": ", texts[r]);
+  }
+  return result;
+}
+
 std::uint64_t agree(const ProcessGroup& group, const std::string& what,
                     const std::vector<std::string>& lines, const std::string& error,
                     std::uint64_t number) {
@@ -69,10 +99,11 @@ std::uint64_t agree(const ProcessGroup& group, const std::string& what,
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   const auto texts = group.all_gather_object(error.empty() ? text : error);
-  std::string reason;
+  std::vector<std::string> errors(all.size());
   for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r][3] != 1) reason += concat(reason.empty() ? "" : "; ", "rank ", r, ": ", texts[r]);
+    if (all[r][3] != 1) errors[r] = texts[r];
   }
+  std::string reason = by_cause(errors);
   if (reason.empty()) reason = difference(texts) + "; it must be the same on all ranks";
   fail(ErrorKind::kInvalidArgument, what, ", group \"", group.name(), "\", rank ", group.rank(),
        " of ", group.size(), ": ", reason);

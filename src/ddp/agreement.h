@@ -15,4 +15,9 @@ std::uint64_t agree(const ProcessGroup& group, const std::string& what,
                     const std::vector<std::string>& lines, const std::string& error,
                     std::uint64_t number);
 
+// "rank 1: a; ranks 2 and 3: b", by rank; empty texts are left out.
+std::string by_cause(const std::vector<std::string>& texts);
+// "rank 3", "ranks 0 and 1", "ranks 0, 1 and 3", "ranks 0 to 7".
+std::string name_ranks(const std::vector<std::size_t>& ranks);
+
 }  // namespace convoy

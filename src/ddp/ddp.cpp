@@ -1,11 +1,14 @@
 #include "convoy/ddp.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "base/error.h"
 #include "ddp/join_context.h"
 #include "ddp/mixed_precision.h"
 #include "ddp/module_parameters.h"
+#include "ddp/norm_group.h"
+#include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
 namespace convoy {
@@ -18,6 +21,7 @@ DdpCore::DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const Dd
     : module_(std::move(module)), group_(std::move(group)), options_(options) {
   if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
   if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
+  const PurposeScope scope({.what = "the constructor of DistributedDataParallel"});
   auto found = find_parameters(*module_, options_);
   const auto mixed = options_.mixed_precision.value_or(MixedPrecision{});
   if (found.error.empty()) found.error = error_in(mixed);
@@ -120,27 +124,39 @@ void DdpCore::before_forward() {
   enter();
   // Without a backward to come, after_forward() puts the parameters back.
   lowered_here_ = copies_ && copies_->lower();
-  if (!at::GradMode::is_enabled()) return;
+  in_module_ = at::GradMode::is_enabled();
+  if (!in_module_) return;
   try {
     check_parameters("forward");
+  } catch (...) {
+    forward_failed();
+    throw;
+  }
+  try {
     reducer_->before_forward();
     for (const auto& other : others_) other->before_forward();
     ReducerAccess::impl(*reducer_)->timeline().forward_begins();
-    const auto context = join();
-    if (context && context->throws_early() && module_->is_training()) context->notify(*join_self_);
-    if (options_.buffer_sync == BufferSync::kBeforeForward) run_buffer_sync();
+    meet_others(BufferSync::kBeforeForward);
   } catch (...) {
-    forward_failed();
+    undo_forward();
     throw;
   }
 }
 
 void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
-  leave();
   if (!at::GradMode::is_enabled()) {
+    leave();
     if (lowered_here_) copies_->restore();
     return;
   }
+  try {
+    check_parameters("forward");  // it may have made some
+  } catch (...) {
+    forward_failed();
+    throw;
+  }
+  in_module_ = false;
+  leave();
   std::vector<at::Tensor> tensors;
   tensors.reserve(outputs.size());
   for (const at::Tensor* output : outputs) tensors.push_back(*output);
@@ -148,13 +164,12 @@ void DdpCore::after_forward(const std::vector<at::Tensor*>& outputs) {
   const auto forward =
       module_->is_training() ? Reducer::Forward::kInStep : Reducer::Forward::kAside;
   try {
-    check_parameters("forward");  // it may have made some
     ReducerAccess::impl(*reducer_)->timeline().forward_ends();
-    if (options_.buffer_sync == BufferSync::kAfterForward) run_buffer_sync();
+    meet_others(BufferSync::kAfterForward);
     tensors = reducer_->prepare_for_backward(tensors, forward);
     for (const auto& other : others_) tensors = other->prepare_for_backward(tensors, forward);
   } catch (...) {
-    forward_failed();
+    if (lowered_here_) copies_->restore();
     throw;
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) *outputs[i] = std::move(tensors[i]);
@@ -172,28 +187,91 @@ void DdpCore::leave() {
   leave_forward();
 }
 
-void DdpCore::forward_failed() {
+void DdpCore::undo_forward() {
+  in_module_ = false;
   leave();
   if (lowered_here_) copies_->restore();
 }
 
-void DdpCore::run_buffer_sync() {
-  if (!options_.forward_sync_buffers || !module_->is_training() || group_.size() == 1) return;
-  if (reducer_->is_paused() || ReducerAccess::impl(*reducer_)->is_in_part()) return;
+void DdpCore::forward_failed() {
+  std::string why = "something that is no exception of std";
+  try {
+    if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
+    why = "an exception";
+  } catch (const std::exception& e) {
+    why = first_line(e);
+  } catch (...) {
+  }
+  forward_failed(why);
+}
+
+// Others may wait for this rank in a SyncBatchNorm of this forward, or in the backward.
+void DdpCore::forward_failed(const std::string& why) {
+  const bool owes = in_module_ && is_in_step();
+  undo_forward();
+  if (!owes) return;
+  const std::string line = why.substr(0, why.find('\n'));
+  for (const auto& other : others_) ReducerAccess::impl(*other)->owe(line);
+  ReducerAccess::impl(*reducer_)->owe(line);
+  abandon_norms(group_);
+}
+
+// True if all ranks run this forward, and its backward. In a Join ranks have different numbers of
+// batches.
+bool DdpCore::is_in_step() const {
+  if (!module_->is_training() || group_.size() == 1) return false;
+  const auto& reducer = ReducerAccess::impl(*reducer_);
+  if (reducer->is_paused() || reducer->is_in_part()) return false;
   const auto context = join();
-  if (context && !context->throws_early()) return;  // rounds do it: ddp_join.cpp
-  sync_buffers();
+  return !context || context->throws_early();  // otherwise rounds do it: ddp_join.cpp
+}
+
+// Buffers become rank 0's; and ranks that are somewhere else are told.
+void DdpCore::meet_others(BufferSync when) {
+  const auto& reducer = ReducerAccess::impl(*reducer_);
+  const bool in_step = is_in_step();
+  if (when == BufferSync::kBeforeForward) {
+    // As their backwards come: the last one's sinks are passed first.
+    for (auto other = others_.rbegin(); other != others_.rend() && in_step; ++other) {
+      ReducerAccess::impl(**other)->meet_in_forward("forward", nullptr);
+    }
+    const auto context = join();
+    if (context && context->throws_early() && module_->is_training()) {
+      const auto notify = [&] { context->notify(*join_self_); };
+      if (in_step) {
+        reducer->meet_in_forward("forward", notify);
+      } else {
+        notify();
+      }
+    }
+  }
+  if (!in_step) return;
+  NamedTensors found;
+  if (options_.forward_sync_buffers && when == options_.buffer_sync) found = buffers();
+  if (!found.empty()) {
+    reducer->meet_in_forward("forward", [&] { sync_buffers_from(0, found); });
+  } else if (when == BufferSync::kBeforeForward) {
+    reducer->meet_in_forward("forward", nullptr);
+  }
 }
 
 void DdpCore::sync_buffers() {
+  const NamedTensors found = buffers();
+  if (found.empty() || group_.size() == 1) return;
   const auto context = join();
-  if (!context || context->throws_early()) return sync_buffers_from(0);
-  if (!buffers().empty()) sync_buffers_from(context->call_buffers(*join_self_).live.front());
+  if (!context || context->throws_early()) {
+    const auto& reducer = ReducerAccess::impl(*reducer_);
+    return reducer->meet_in_forward("sync_buffers", [&] { sync_buffers_from(0, found); });
+  }
+  sync_buffers_from(context->call_buffers(*join_self_).live.front(), found);
 }
 
 void DdpCore::sync_buffers_from(int root) {
-  const NamedTensors found = buffers();
-  if (found.empty() || group_.size() == 1) return;
+  if (group_.size() > 1) sync_buffers_from(root, buffers());
+}
+
+void DdpCore::sync_buffers_from(int root, const NamedTensors& found) {
+  if (found.empty()) return;
   if (buffer_hook_) return buffer_hook_(group_, found);
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : found) tensors.push_back(buffer);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
+#include <exception>
 
 namespace convoy {
 namespace {
@@ -57,6 +58,16 @@ class AtEnd {
 };
 
 }  // namespace
+
+void Sink::let_go() noexcept {
+  if (fate && !visited && std::uncaught_exceptions() > 0) fate->unwound = true;
+  fate.reset();
+}
+
+void Sink::release_resources() {
+  let_go();
+  Node::release_resources();
+}
 
 ag::variable_list Sink::apply(ag::variable_list&& gradients) {
   if (enter_(*this)) visited = true;

@@ -14,6 +14,12 @@ namespace convoy {
 
 using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 
+// What became of the outputs of one forward. Shared by its sinks.
+struct ForwardFate {
+  bool paused = false;   // it was made inside of no_sync(): only a backward outside counts it
+  bool unwound = false;  // an exception took an output that no backward had come to
+};
+
 // The node between a wrapped forward and whatever comes after it: gradients pass unchanged, and the
 // first thing that a backward does below the loss is to come by here. One for each output, so that
 // one can be back-propagated without the others.
@@ -21,16 +27,22 @@ class Sink final : public torch::autograd::Node {
  public:
   // `enter` is called before the gradient goes on; it may throw, and tells whether this backward
   // adds to gradients of parameters. `forward` is the number of the forward that it belongs to.
-  Sink(std::uint64_t forward_number, std::function<bool(Sink&)> enter)
-      : forward(forward_number), enter_(std::move(enter)) {}
+  Sink(std::uint64_t forward_number, std::shared_ptr<ForwardFate> fate_of_forward,
+       std::function<bool(Sink&)> enter)
+      : forward(forward_number), fate(std::move(fate_of_forward)), enter_(std::move(enter)) {}
+  ~Sink() override { let_go(); }
+  void release_resources() override;  // when only weak references are left
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "ConvoySink"; }
 
   const std::uint64_t forward;
-  bool visited = false;  // by a backward that adds to gradients
+  std::shared_ptr<ForwardFate> fate;  // none: of no forward
+  bool visited = false;               // by a backward that adds to gradients
 
  private:
+  void let_go() noexcept;
+
   const std::function<bool(Sink&)> enter_;
 };
 

@@ -7,11 +7,13 @@
 #include <map>
 #include <numeric>
 
+#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/guarded.h"
 #include "base/log.h"
 #include "ddp/agreement.h"
 #include "ddp/bucket.h"
+#include "ddp/reduce_bucket.h"
 
 namespace convoy {
 namespace {
@@ -71,6 +73,7 @@ void JoinContext::start() {
       error = concat("joinable ", i, " is there twice");
     }
   }
+  const PurposeScope scope({.what = "join"});
   if (error.empty() && of(group_)) error = "there is a Join of this group already";
   agree(group_, "join",
         {concat("joinables: ", joinables_.size()),
@@ -298,10 +301,7 @@ void JoinContext::drop() noexcept {
   if (state_ == State::kOver) return;
   end();
   if (group_.size() == 1) return;
-  try {
-    group_.abort();
-  } catch (...) {
-  }
+  abort_because(group_, "it left its Join without finishing it");
 }
 
 }  // namespace convoy

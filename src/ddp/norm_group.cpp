@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/guarded.h"
 #include "ddp/join_context.h"
@@ -30,7 +31,11 @@ std::shared_ptr<NormGroup> NormGroup::find(const ProcessGroup& parent) {
 std::shared_ptr<NormGroup> NormGroup::of(const ProcessGroup& parent) {
   if (auto known = find(parent)) return known;
   auto made = std::make_shared<NormGroup>(parent);
-  made->ready();
+  {
+    const PurposeScope scope({.what = "the constructor of SyncBatchNorm"});
+    if (parent.size() > 1) parent.barrier();  // a rank that has none is told at once
+    made->ready();
+  }
   auto all = groups.lock();
   std::erase_if(*all, [](const auto& one) { return one.second.expired(); });
   (*all)[parent.backend().get()] = made;
@@ -44,7 +49,7 @@ const ProcessGroup& NormGroup::ready() {
 
 void NormGroup::abandon() {
   if (!own_ || own_ == parent_) return;
-  own_.abort();
+  abort_because(own_, "a forward or backward failed there");
   own_ = {};
 }
 

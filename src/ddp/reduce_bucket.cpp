@@ -12,6 +12,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "coll/report.h"
+#include "convoy/backend.h"
 #include "convoy/hooks.h"
 
 namespace convoy {
@@ -95,19 +97,39 @@ bool launches_late(const ProcessGroup& group, Launch wish) {
   return group.local_size() * at::get_num_threads() >= ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-void give_up(const ProcessGroup& group) noexcept {
+void abort_because(const ProcessGroup& group, const std::string& why) noexcept {
+  try {
+    if (auto* const ours = dynamic_cast<ConvoyBackend*>(group.backend().get())) {
+      ours->abort_because(why);
+    } else {
+      group.abort();
+    }
+  } catch (...) {  // then it is no more
+  }
+}
+
+void give_up(const ProcessGroup& group, const std::string& what) noexcept {
+  std::string cause = "something that is no exception of std";
   try {
     throw;
   } catch (const AgreedError&) {
     return;
+  } catch (const coll::Disagreement&) {
+    return;
   } catch (const Error& e) {
     if (e.kind() == ErrorKind::kPeerLost || e.kind() == ErrorKind::kTimeout) return;
+    cause = e.what();
+  } catch (const std::exception& e) {
+    cause = first_line(e);
   } catch (...) {  // this rank's own trouble
   }
-  try {
-    group.abort();
-  } catch (...) {  // then it is no more
-  }
+  abort_because(group, concat(what, " failed there: ", cause));
+}
+
+std::string first_line(const std::exception& error) {
+  const auto* const torchs = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torchs ? torchs->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
 }
 
 void rethrow_with(const std::string& head) {

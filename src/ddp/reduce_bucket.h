@@ -41,10 +41,15 @@ class AgreedError : public Error {
  public:
   using Error::Error;
 };
-// In a handler: others may wait for this rank, and the group is ended, unless the error is an
-// AgreedError, or that of a lost or late rank, which has ended the group already.
-void give_up(const ProcessGroup& group) noexcept;
+// In a handler, while `what` was done: others may wait for this rank, and the group is ended,
+// unless the error is an AgreedError, or that of a lost or late rank, which has ended the group
+// already.
+void give_up(const ProcessGroup& group, const std::string& what) noexcept;
+// Ends the group on all ranks, which are told why, if the backend can tell.
+void abort_because(const ProcessGroup& group, const std::string& why) noexcept;
 
+// Without the backtrace that libtorch's have.
+std::string first_line(const std::exception& error);
 // In a handler: throws what is being handled, as an Error whose text begins with `head`.
 [[noreturn]] void rethrow_with(const std::string& head);
 

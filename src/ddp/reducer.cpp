@@ -93,7 +93,10 @@ std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs, For
   before_forward();
   hook_up();
   ++last_forward_;
-  if (forward == Forward::kInStep) forwards_.insert(last_forward_);
+  const bool in_step = forward == Forward::kInStep;
+  const auto fate = std::make_shared<ForwardFate>();
+  fate->paused = in_step && is_paused();
+  if (in_step && !fate->paused) forwards_.emplace(last_forward_, fate);
   std::vector<at::Tensor> result = outputs.vec();
   const bool some = std::any_of(result.begin(), result.end(), [](const at::Tensor& output) {
     return output.defined() && output.requires_grad();
@@ -105,16 +108,18 @@ std::vector<at::Tensor> Reducer::Impl::after_forward(at::TensorList outputs, For
     const bool wanted = some || forward == Forward::kAside
                             ? output.requires_grad()
                             : ag::isDifferentiableType(output.scalar_type());
-    if (wanted) output = put_sink(output, make_sink(last_forward_));
+    if (wanted) output = put_sink(output, make_sink(last_forward_, fate));
   }
   return result;
 }
 
-c10::intrusive_ptr<Sink> Reducer::Impl::make_sink(std::uint64_t forward) {
-  auto sink = c10::make_intrusive<Sink>(forward, [self = weak_from_this()](Sink& visited) {
-    const auto alive = self.lock();
-    return alive && alive->enter(&visited);
-  });
+c10::intrusive_ptr<Sink> Reducer::Impl::make_sink(std::uint64_t forward,
+                                                  std::shared_ptr<ForwardFate> fate) {
+  auto sink =
+      c10::make_intrusive<Sink>(forward, std::move(fate), [self = weak_from_this()](Sink& visited) {
+        const auto alive = self.lock();
+        return alive && alive->enter(&visited);
+      });
   sinks_.emplace_back(sink);
   return sink;
 }
@@ -158,12 +163,14 @@ bool Reducer::Impl::enter(Sink* sink) {
     set_sums_aside();
     if (syncing_) {
       entered_ = last_gradient_ = Clock::now();
+      round_ = "backward";
       if (!open_) open(sink);
     }
   }
   if (sink != nullptr) {
     if (syncing_) {
       visited_.insert(sink->forward);
+      if (sink->fate && sink->fate->paused) forwards_.try_emplace(sink->forward, nullptr);
     } else {
       forwards_.erase(sink->forward);
     }
@@ -249,13 +256,15 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   if (parameter.bucket == kNone) return;  // thawed since the buckets were made
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.presumed_unused && options_.static_graph) {
-    return trouble(Outcome::kFailed, concat("the graph is said to be static, but ", parameter.name,
-                                            " is used now and was not in the first backward"));
+    return trouble(Outcome::kMistaken,
+                   concat("the graph is said to be static, but ", parameter.name,
+                          " is used now and was not in the first backward; leave static_graph out, "
+                          "or set find_unused_parameters instead"));
   }
   if (bucket.launched || bucket.skipped) {
     parameter.hidden |= parameter.presumed_unused;
     return trouble(
-        Outcome::kFailed,
+        Outcome::kMistaken,
         concat(parameter.name, " got another gradient after its bucket was reduced: ",
                parameter.presumed_unused
                    ? "no output of forward had reached it. It is used behind a nested backward "
@@ -357,6 +366,7 @@ void Reducer::Impl::failed(const std::string& cause) {
 Reducer::Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options)
     : impl_(std::make_shared<Impl>(std::move(parameters), std::move(group), std::move(options))) {
   impl_->hook_up();
+  impl_->enlist();
 }
 
 Reducer::~Reducer() {
@@ -398,6 +408,7 @@ int Reducer::update_process_group(ProcessGroup group) {
   auto old = std::exchange(impl_, std::move(made));
   try {
     impl_->hook_up();
+    impl_->enlist();
     return impl_->take_over(*old);
   } catch (...) {  // as before, so that it can be tried with yet another one
     impl_->take_hooks_off();

@@ -40,8 +40,10 @@ void Reducer::Impl::check_replicas() {
   if (every == 0 || stats_.backwards % every != 0 || size_ == 1) return;
   std::vector<std::string> names;
   for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
-  const std::string text =
-      compare_replicas(group_, replicas_ ? replicas_() : tensors_, names, !shadowing_);
+  std::string text;
+  issue([&] {
+    text = compare_replicas(group_, replicas_ ? replicas_() : tensors_, names, !shadowing_);
+  });
   const int speaker = join_ && !join_step_.live.empty() ? join_step_.live.front() : 0;
   if (!text.empty() && group_.rank() == speaker) {
     trouble(Outcome::kDiffers, concat(text, ": ranks have diverged, maybe since the comparison ",

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "ddp/norm_group.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
@@ -16,8 +17,11 @@ namespace convoy {
 void Reducer::Impl::complete(Outcome outcome, std::string text) {
   RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
   const at::NoGradGuard no_grad;
-  const auto kind_of = [](Outcome worst) {
-    return worst < Outcome::kDisturbed ? ErrorKind::kInvalidArgument : ErrorKind::kRemote;
+  const PurposeScope scope(purpose());
+  // A mistake is its own rank's to mend.
+  const auto kind_of = [](Outcome worst, Outcome own) {
+    const bool mends = worst < Outcome::kDisturbed || own == Outcome::kMistaken;
+    return mends ? ErrorKind::kInvalidArgument : ErrorKind::kRemote;
   };
   const std::string title = head();
   if (alone_) {
@@ -35,7 +39,7 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
     if (outcome == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
       return skip_round(error_);
     }
-    fail(kind_of(outcome), error_);
+    fail(kind_of(outcome, outcome), error_);
   }
   if (!begun_) announce();
   std::string reason;
@@ -43,7 +47,7 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
   try {
     if (!begun_) begin();
     if (outcome > outcome_) trouble(outcome, std::move(text));
-    if (order_.empty()) agree_on_order();
+    if (order_.empty()) issue([&] { agree_on_order(); });
     fine = finish_buckets();
     if (fine && changed_) {
       add_buckets();
@@ -59,7 +63,7 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
       reason = verdict_.explain(group_, text_);
     }
   } catch (...) {
-    give_up(group_);
+    end_group_unless_agreed();
     close(Outcome::kFailed);
     try {
       rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
@@ -76,13 +80,42 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
   if (worst >= Outcome::kDisturbed) {
     end_hook_group();
     abandon_norms(group_);
+    remake_hook_group();
   }
+  const Outcome own = outcome_;
   close(worst == Outcome::kGood ? Outcome::kFailed : worst);
+  stats_.backwards = verdict_.last_backward();
   error_ = title + reason;
   if (worst == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
     return skip_round(error_);
   }
-  fail(kind_of(worst), error_);
+  fail(kind_of(worst, own), error_);
+}
+
+// All ranks are here. (Where that fails, the next round tries again, and tells.)
+void Reducer::Impl::remake_hook_group() noexcept {
+  if (!hook_ || hook_group_) return;
+  try {
+    hook_group_ = own_group(group_);
+  } catch (const std::exception& e) {
+    log_warn("making the group of a comm hook again: ", e.what());
+  }
+}
+
+// In a handler.
+void Reducer::Impl::end_group_unless_agreed() noexcept {
+  const std::string what = concat("backward ", stats_.backwards + 1);
+  const bool under_way = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+    return bucket.result.has_value();
+  });
+  try {
+    throw;
+  } catch (const coll::Disagreement& e) {
+    // All ranks know; but not what to do with the other buckets.
+    if (under_way) abort_because(group_, concat(what, " failed there: ", e.what()));
+  } catch (...) {
+    give_up(group_, what);
+  }
 }
 
 // What is left of the buckets, and the verdict about them.
@@ -90,10 +123,20 @@ bool Reducer::Impl::finish_buckets() {
   while (next_ < buckets_.size()) launch(next_++);
   take_results();
   check_sparse();
-  const auto forwards = shadowing_ ? Verdict::kAnyForwards : forwards_.size();
+  if (join_) {  // a batch more or less is no matter
+    std::erase_if(forwards_, [this](const auto& one) {
+      return one.second && one.second.use_count() == 1 && !visited_.contains(one.first);
+    });
+  }
+  const bool counts = !shadowing_ && !in_late_round_;
+  const auto forwards = counts ? forwards_.size() : Verdict::kAnyForwards;
   Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards, layout_hash(), {}};
   for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
   if (!shadowing_) ballot.stamps = timeline_.stamps(last_gradient_);
+  late_ = false;
+  bool fine = false;
+  if (issue([&] { fine = verdict_.reach(group_, ballot); })) return fine;
+  ballot.outcome = outcome_;  // it was the first operation: once more, for all that disagreed
   return verdict_.reach(group_, ballot);
 }
 
@@ -105,9 +148,16 @@ void Reducer::Impl::take_results() {
     try {
       result = bucket.result->wait();
     } catch (const Error& e) {
-      // A lost or late rank ends the group: there is nobody to reach a verdict with.
-      if (!hook_ && e.kind() != ErrorKind::kInvalidArgument) {
-        throw Error(e.kind(), concat("bucket ", index, " of ", buckets_.size(), ": ", e.what()));
+      // A lost or late rank ends the group: there is nobody to reach a verdict with. Neither with a
+      // rank that calls something of its own.
+      const auto* const disagreement = dynamic_cast<const coll::Disagreement*>(&e);
+      const bool lost =
+          disagreement ? !can_go_on(*disagreement) : e.kind() != ErrorKind::kInvalidArgument;
+      if (!hook_ && lost) {
+        const std::string text = concat("bucket ", index, " of ", buckets_.size(), ": ", e.what());
+        bucket.result.reset();
+        if (disagreement) throw coll::Disagreement(text, disagreement->calls());
+        throw Error(e.kind(), text);
       }
       trouble(Outcome::kDisturbed, concat(where(index), ": ", e.what()));
       continue;
@@ -123,15 +173,15 @@ void Reducer::Impl::take_results() {
     timeline_.done(index);
     if (result.defined() && result.is_same(bucket.buffer)) continue;
     if (!result.defined()) {
-      trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned no tensor"));
+      trouble(Outcome::kMistaken, concat(where(index), ": the comm hook returned no tensor"));
       continue;
     }
     if (result.layout() != c10::kStrided || result.numel() != bucket.buffer.numel() ||
-        (result.scalar_type() != bucket.buffer.scalar_type() &&
-         !(result.is_floating_point() && bucket.buffer.is_floating_point()))) {
-      trouble(Outcome::kFailed, concat(where(index), ": the comm hook returned ", result.numel(),
-                                       " elements of ", result.scalar_type(), ", not ",
-                                       bucket.buffer.numel(), " of ", bucket.buffer.scalar_type()));
+        result.scalar_type() != bucket.buffer.scalar_type()) {
+      trouble(Outcome::kMistaken,
+              concat(where(index), ": the comm hook returned ", result.numel(), " elements of ",
+                     result.scalar_type(), ", not ", bucket.buffer.numel(), " of ",
+                     bucket.buffer.scalar_type()));
       continue;
     }
     bucket.buffer.copy_(result.reshape({-1}));
@@ -170,7 +220,7 @@ void Reducer::Impl::write_back(std::size_t index) {
     // The value is the mean, the history this rank's: a loss made of it has this rank's part of the
     // gradient, which is reduced in turn.
     constexpr std::uint64_t kNoForward = 0;
-    gradient = put_sink(slot.clone(), parameter.graph, make_sink(kNoForward));
+    gradient = put_sink(slot.clone(), parameter.graph, make_sink(kNoForward, nullptr));
   } else if (options_.gradient_as_bucket_view && slot.scalar_type() == parameter.type) {
     if (!is_alias(gradient, slot)) gradient = bucket_of(parameter).handle(parameter.slot);
   } else if (gradient.defined() && gradient.scalar_type() == parameter.type) {
@@ -263,6 +313,7 @@ void Reducer::Impl::sync_gradients() {
     fail(ErrorKind::kInvalidArgument, "sync_gradients() inside of a backward");
   }
   entered_ = last_gradient_ = Clock::now();
+  round_ = "sync_gradients";
   if (!open_) {
     try {
       open(nullptr);
@@ -277,7 +328,8 @@ void Reducer::Impl::sync_gradients() {
     const bool as_we_left_it = parameter.reduced && parameter.is_untouched(gradient);
     parameter.used |= parameter.active && gradient.defined() && !as_we_left_it;
   }
-  complete(Outcome::kGood, {});
+  const std::string owed = std::exchange(owed_, {});
+  complete(owed.empty() ? Outcome::kGood : Outcome::kFailed, owed);
 }
 
 }  // namespace convoy

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/call_scope.h"
+#include "coll/report.h"
 #include "convoy/join.h"
 #include "convoy/reducer.h"
 #include "ddp/bucket.h"
@@ -50,6 +52,17 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // To be called when the object is owned by a shared_ptr, and after each forward.
   void hook_up();
   void take_hooks_off();
+
+  // Ranks that do not do the same: reducer_recover.cpp.
+  void enlist();
+  // This rank's forward threw, and it will not come to the backward of the others: they are told by
+  // its next forward.
+  void owe(const std::string& why);
+  // Runs `sync`, the collective of a forward that all ranks run; nullptr: there is none, and ranks
+  // meet only if this one has something to tell. Others may be in a backward that this rank does
+  // not come to: then that fails on all of them, and this forward goes on. What another rank has to
+  // tell is thrown.
+  void meet_in_forward(const char* what, const std::function<void()>& sync);
 
   // kUnsupported in a forked child, where gradients lie in memory that is the rank's, too.
   void check_process(const char* operation) const;
@@ -184,7 +197,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   // --- a backward: reducer.cpp ---
   void take_off(Parameter& parameter);
-  c10::intrusive_ptr<Sink> make_sink(std::uint64_t forward);
+  c10::intrusive_ptr<Sink> make_sink(std::uint64_t forward, std::shared_ptr<ForwardFate> fate);
   bool enter(Sink* sink);
   bool sums_once() const;
   void set_sums_aside();
@@ -214,6 +227,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // To the end, whatever it is; throws unless all ranks are fine.
   void complete(Outcome outcome, std::string text);
   bool finish_buckets();
+  void end_group_unless_agreed() noexcept;
   void take_results();
   void write_back();
   void write_back(std::size_t index);
@@ -222,6 +236,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   template <class Function>
   void guarded(std::size_t bucket, Function function);
   void end_hook_group();
+  void remake_hook_group() noexcept;
   void announce();
   void add_nothing(std::size_t index);
   double join_scale() const;
@@ -229,6 +244,28 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   Bucket& bucket_of(const Parameter& parameter) { return buckets_[parameter.bucket]; }
   std::string where(std::size_t bucket) const;
   std::string head() const;
+  Purpose purpose() const;
+
+  // --- ranks that do not do the same: reducer_recover.cpp ---
+  void note_unwound();
+  void take_part_late(const coll::Disagreement& disagreement);
+  Error late_round(Outcome outcome, const std::string& text);
+  bool can_go_on(const coll::Disagreement& disagreement) const;
+  // An operation of a round on the group. False: it was the round's first one, and ranks called
+  // different things; they all go on with the next one.
+  template <class Function>
+  bool issue(Function operation) {
+    if (std::exchange(late_, false)) return false;
+    const bool first = std::exchange(first_, false);
+    try {
+      operation();
+    } catch (const coll::Disagreement& e) {
+      if (!first || !can_go_on(e)) throw;
+      trouble(Outcome::kDisturbed, e.what());
+      return false;
+    }
+    return true;
+  }
 
   // --- gradients that stay where they are: reducer_pieces.cpp ---
   void enter_births();
@@ -301,9 +338,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   bool launches_late_ = false;  // buckets go at the end of backward
   std::size_t next_ = 0;        // bucket to launch
   std::size_t arrivals_ = 0;
-  std::uint64_t last_forward_ = 0;    // numbers of forwards: 1, 2, ...
-  std::set<std::uint64_t> forwards_;  // in step, since the last round; not those that stay local
-  std::set<std::uint64_t> visited_;   // by backwards of this round
+  std::uint64_t last_forward_ = 0;  // numbers of forwards: 1, 2, ...
+  // In step, since the last round; not those that stay local.
+  std::map<std::uint64_t, std::shared_ptr<ForwardFate>> forwards_;
+  std::set<std::uint64_t> visited_;  // by backwards of this round
   double weight_ = 1;
   Timeline timeline_;
   DebugLevel debug_ = DebugLevel::kOff;
@@ -317,6 +355,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   JoinStep join_step_;      // of this round
   bool announced_ = false;  // this round
   bool shadowing_ = false;
+  std::string owed_;            // why this rank does not come to a backward of the others
+  const char* round_ = "";      // what began this round
+  bool first_ = false;          // no operation of this round was issued yet
+  bool late_ = false;           // this rank's first one was another: the round's is over
+  bool in_late_round_ = false;  // which this rank did not begin
+  const bool compares_;         // ranks that call different things are told, and nothing else
   Outcome outcome_ = Outcome::kGood;
   std::string text_;
   ReducerStats stats_;

@@ -42,6 +42,7 @@ void Reducer::Impl::shadow_round(const JoinStep& step) {
   } const shadowing(shadowing_);
   join_step_ = step;
   entered_ = last_gradient_ = Clock::now();
+  round_ = "backward";
   // What is left of the last round is not added to: it need not be set aside.
   for (Parameter& parameter : parameters_) parameter.reduced = parameter.mixed = false;
   hook_up();

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"
+#include "ddp/agreement.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
@@ -174,6 +175,9 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
          "register_comm_hook: what gradients become is the hook's; GradReduce must be kMean");
   }
   if (join_ && join_->divides_by_live) refuse_hook_in_join();
+  // First on the group that others use: they may have none to register.
+  const PurposeScope scope({.what = "register_comm_hook"});
+  agree(group_, "register_comm_hook", {}, "", 0);
   hook_group_ = own_group(group_);
   hook_ = std::move(hook);
   alone_ = false;

@@ -21,7 +21,8 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       size_(group_.size()),
       verdict_(group_, tensors_.size()),
       norm_weight_(enlist_reducer(group_)),
-      alone_(size_ == 1) {
+      alone_(size_ == 1),
+      compares_(size_ > 1 && group_.backend_name() == "convoy") {
   std::string error;  // of this rank, which the others hear too
   try {
     debug_ = debug_level();
@@ -35,6 +36,8 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
     error = e.what();
   }
   static std::atomic<std::uint64_t> made{0};
+  const PurposeScope scope(
+      {.what = current_purpose().what ? current_purpose().what : "the constructor of Reducer"});
   serial_ = agree(group_, "parameters of the reducer",
                   error.empty() ? description() : std::vector<std::string>{}, error, ++made);
 }

@@ -17,6 +17,10 @@ std::string Reducer::Impl::head() const {
                 group_.rank(), " of ", size_, ": ");
 }
 
+Purpose Reducer::Impl::purpose() const {
+  return {.what = round_, .number = stats_.backwards + 1, .owner = serial_};
+}
+
 std::string Reducer::Impl::where(std::size_t bucket) const {
   const auto& list = buckets_[bucket].parameters;
   return concat("bucket ", bucket, " of ", buckets_.size(), " (", parameters_[list.front()].name,
@@ -35,7 +39,7 @@ void Reducer::Impl::trouble(Outcome outcome, std::string text) {
 // of its own, that ends the group: better than to wait.)
 void Reducer::Impl::end_hook_group() {
   if (!hook_ || !hook_group_ || size_ == 1) return;
-  hook_group_.abort();
+  abort_because(hook_group_, text_.empty() ? "a backward failed there" : text_);
   if (hook_group_ != group_) hook_group_ = {};
 }
 
@@ -44,6 +48,7 @@ void Reducer::Impl::end_hook_group() {
 void Reducer::Impl::open(const Sink* sink) {
   open_ = true;
   begun_ = false;
+  first_ = true;
   announced_ = false;
   next_ = 0;
   arrivals_ = 0;
@@ -80,15 +85,19 @@ void Reducer::Impl::open(const Sink* sink) {
   presume_unused(sink);
   if (!defers) {
     announce();
+    const std::string title = head();
     try {
       begin();
+    } catch (const coll::Disagreement&) {
+      close(Outcome::kFailed);  // others do something else: there is no round
+      rethrow_with(title);
     } catch (...) {
-      rethrow_with(head());
+      rethrow_with(title);
     }
   }
   for (Parameter& parameter : parameters_) {
     if (!std::exchange(parameter.mixed, false)) continue;
-    trouble(Outcome::kFailed,
+    trouble(Outcome::kMistaken,
             concat("the gradient of ", parameter.name,
                    " was a sum over ranks already when a backward outside of this reducer, or ",
                    "directly on the parameter, added to it: zero the gradients before"));
@@ -131,7 +140,8 @@ void Reducer::Impl::share_samples() {
   const at::Tensor mine = at::empty({2}, at::kDouble);
   mine[0] = samples;
   mine[1] = counts ? samples / *used : -1;
-  const at::Tensor all = group_.all_gather(mine);
+  at::Tensor all;
+  if (!issue([&] { all = group_.all_gather(mine); })) return;
   const auto* const table = all.const_data_ptr<double>();
   double total = 0;
   std::vector<double> changes;
@@ -162,8 +172,9 @@ void Reducer::Impl::check_norms(const std::vector<double>& changes) {
 }
 
 void Reducer::Impl::begin() {
+  const PurposeScope scope(purpose());
   begun_ = true;
-  if (hook_ && !hook_group_) hook_group_ = own_group(group_);
+  if (hook_ && !hook_group_ && !in_late_round_) hook_group_ = own_group(group_);
   share_samples();
   if (options_.skip_all_reduce_unused_params && !order_.empty()) {
     const at::Tensor map = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::kByte);
@@ -173,10 +184,11 @@ void Reducer::Impl::begin() {
       const bool unused = shadowing_ ? !parameter.used : parameter.presumed_unused;
       used[i] = unused || !parameter.active ? 0 : 1;
     }
-    group_.all_reduce(map, {.op = ReduceOp::kMax});
+    const bool asked = issue([&] { group_.all_reduce(map, {.op = ReduceOp::kMax}); });
     for (Bucket& bucket : buckets_) {
-      bucket.skipped = std::none_of(bucket.parameters.begin(), bucket.parameters.end(),
-                                    [&](std::size_t i) { return used[i] != 0; });
+      // Nobody knows: then this backward fails, and all ranks leave all of them out.
+      bucket.skipped = !asked || std::none_of(bucket.parameters.begin(), bucket.parameters.end(),
+                                              [&](std::size_t i) { return used[i] != 0; });
     }
   }
   check_replicas();
@@ -196,7 +208,7 @@ void Reducer::Impl::make_ready(std::size_t index) {
   }
   const bool fits = gradient.scalar_type() == slot.scalar_type() || options_.reduce_dtype;
   if (gradient.layout() != c10::kStrided || !fits || !gradient.sizes().equals(slot.sizes())) {
-    return trouble(Outcome::kFailed,
+    return trouble(Outcome::kMistaken,
                    concat("the gradient of ", parameter.name, " is ",
                           gradient.layout() != c10::kStrided
                               ? std::string("sparse, which was not announced: list it as sparse")
@@ -249,6 +261,7 @@ void Reducer::Impl::launch_complete_ones() {
 }
 
 void Reducer::Impl::launch(std::size_t index) {
+  const PurposeScope scope(purpose());
   Bucket& bucket = buckets_[index];
   bucket.launched = true;
   if (bucket.skipped) return;
@@ -270,6 +283,8 @@ void Reducer::Impl::launch(std::size_t index) {
     return guarded(index, [&] { port.launched(index, outcome_ == Outcome::kGood, used); });
   }
   if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
+  if (!hook_ && std::exchange(late_, false)) return;
+  if (!hook_) first_ = false;
   guarded(index, [&] { bucket.result = start(index); });
 }
 

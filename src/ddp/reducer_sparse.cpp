@@ -52,8 +52,8 @@ void Reducer::Impl::check_sparse() {
     const at::Tensor known = at::isin(mine, parameter.rows);
     if (known.all().item<bool>()) continue;
     const auto row = at::masked_select(mine, known.logical_not())[0].item<std::int64_t>();
-    trouble(Outcome::kFailed, concat("the gradient of ", parameter.name, " has row ", row,
-                                     ", which set_sparse_metadata did not name"));
+    trouble(Outcome::kMistaken, concat("the gradient of ", parameter.name, " has row ", row,
+                                       ", which set_sparse_metadata did not name"));
   }
 }
 

@@ -243,7 +243,7 @@ void ShardedOptimizerBase::Impl::run(const std::vector<bool>& has,
     part(has);
   } catch (...) {
     for (const Gradient& gradient : all) left_behind_.push_back(gradient.kept);
-    give_up(group_);
+    give_up(group_, "a step of the sharded optimizer");
     throw;
   }
 }
@@ -304,7 +304,7 @@ void ShardedOptimizerBase::Impl::closed() noexcept {
   try {
     if (stuck_) return;
     if (wait_until_idle() == Idle::kNo) {
-      group_.abort();  // whatever it waits for
+      abort_because(group_, "its sharded optimizer ended");  // whatever it waits for
       stuck_ = wait_until_idle() == Idle::kNo;
       log_error(kShardedName, ": its thread has ", stuck_ ? "not " : "",
                 "come back after an abort");

@@ -233,6 +233,7 @@ ShardedOptimizerBase::ShardedOptimizerBase(
     std::unique_ptr<torch::optim::OptimizerOptions> defaults,
     const ShardedOptimizerOptions& options)
     : Optimizer(groups, std::move(defaults)) {
+  const PurposeScope scope({.what = "the constructor of ShardedOptimizer"});
   impl_ = std::shared_ptr<Impl>(new Impl(*this, reducer, options), DeleteAtHome());
   try {
     impl_->attach(ReducerAccess::impl(reducer));
@@ -258,6 +259,7 @@ at::Tensor ShardedOptimizerBase::step(LossClosure closure) {
     const at::AutoGradMode grad(true);
     loss = closure();
   }
+  const PurposeScope scope({.what = "ShardedOptimizer::step"});
   notify_join_context();
   impl_->step();
   return loss;
@@ -265,6 +267,7 @@ at::Tensor ShardedOptimizerBase::step(LossClosure closure) {
 
 void ShardedOptimizerBase::refuse_step(const std::string& reason) {
   impl_->check_process("refuse_step");
+  const PurposeScope scope({.what = "ShardedOptimizer::step"});
   notify_join_context();
   impl_->step(reason.empty() ? "this rank cannot make the step" : reason);
 }
@@ -272,10 +275,12 @@ void ShardedOptimizerBase::refuse_step(const std::string& reason) {
 ShardedOptimizerBase::Stats ShardedOptimizerBase::stats() const { return impl_->stats(); }
 ShardedOptimizerBase::States ShardedOptimizerBase::states() const {
   impl_->check_process("states");
+  const PurposeScope scope({.what = "torch::save or states() of a ShardedOptimizer"});
   return impl_->states();
 }
 void ShardedOptimizerBase::load_states(const States& states) {
   impl_->check_process("load_states");
+  const PurposeScope scope({.what = "torch::load or load_states() of a ShardedOptimizer"});
   impl_->load_states(states);
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "ddp/agreement.h"
 #include "ddp/bucket.h"
 
 namespace convoy {
@@ -68,6 +69,12 @@ Outcome Verdict::worst() const {
   return worst;
 }
 
+std::uint64_t Verdict::last_backward() const {
+  std::uint64_t last = 0;
+  for (const Seen& seen : seen_) last = std::max(last, seen.backward);
+  return last;
+}
+
 std::string Verdict::explain(const ProcessGroup& group, const std::string& text) const {
   const at::Tensor mine = at::zeros({static_cast<std::int64_t>(kTextBytes)}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), text.data(), std::min(text.size(), kTextBytes));
@@ -77,13 +84,17 @@ std::string Verdict::explain(const ProcessGroup& group, const std::string& text)
 
   const auto* const texts = reinterpret_cast<const char*>(all.const_data_ptr());
   const Outcome worst_seen = worst();
-  std::string result;
+  const auto is_cause = [&](Outcome outcome) {
+    if (worst_seen >= Outcome::kFailed) return outcome >= Outcome::kFailed;
+    return outcome == worst_seen && outcome != Outcome::kGood;
+  };
+  std::vector<std::string> causes(seen_.size());
   for (std::size_t r = 0; r < seen_.size(); ++r) {
-    if (seen_[r].outcome != worst_seen || worst_seen == Outcome::kGood) continue;
+    if (!is_cause(seen_[r].outcome)) continue;
     const char* const from = texts + r * kTextBytes;
-    result += concat(result.empty() ? "" : "; ", "rank ", r, ": ",
-                     std::string_view(from, strnlen(from, kTextBytes)));
+    causes[r] = std::string(from, strnlen(from, kTextBytes));
   }
+  std::string result = by_cause(causes);
   const auto counting = std::find_if(
       seen_.begin(), seen_.end(), [](const Seen& seen) { return seen.forwards != kAnyForwards; });
   for (std::size_t r = 1; r < seen_.size() && result.empty(); ++r) {

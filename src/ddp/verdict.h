@@ -20,6 +20,7 @@ enum class Outcome : std::uint8_t {
   kRefused,     // what was asked for makes no sense
   kDisturbed,   // an operation failed, as it does when another rank gives up
   kFailed,      // by itself
+  kMistaken,    // the same, and it was a mistake of the program's
 };
 
 // The last operation of every backward: ranks tell each other how it went and which parameters they
@@ -54,6 +55,8 @@ class Verdict {
   std::string explain(const ProcessGroup& group, const std::string& text) const;
 
   Outcome worst() const;
+  // The greatest number of a backward that a rank was in.
+  std::uint64_t last_backward() const;
   // By rank.
   const std::vector<Stamps>& stamps() const { return stamps_; }
   // Parameters that some rank has used.

@@ -11,9 +11,29 @@ using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
-WorkPtr send(ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
+void check_message(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int peer,
+                   const MessageOptions& options) {
+  if (!tensor.defined() || tensor.is_meta()) {
+    fail(ErrorKind::kInvalidArgument, "the tensor is ",
+         tensor.defined() ? "on device meta and has no values" : "undefined",
+         "; pass one in the memory of the CPU");
+  }
+  const int size = impl.backend->getSize();
+  if (peer != kAnySource && (peer < 0 || peer >= size)) {
+    fail(ErrorKind::kInvalidArgument, "the other rank is ", peer, "; it must be 0 to ", size - 1);
+  }
+  if (options.timeout < milliseconds::zero()) {
+    fail(ErrorKind::kInvalidArgument, "the time-out is ", options.timeout.count(),
+         " ms; it must be positive, or 0 for the group's own");
+  }
+}
+
+WorkPtr send(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
              const MessageOptions& options) {
-  impl.check_process("send");
+  check_message(impl, tensor, target, options);
+  if (target == kAnySource) {
+    fail(ErrorKind::kInvalidArgument, "the target is ", target, "; it must be a rank");
+  }
   Tensors tensors = {tensor};
   if (impl.own && options.timeout != milliseconds::zero()) {
     return impl.own->send(tensors, target, options.tag, options.timeout);
@@ -21,9 +41,9 @@ WorkPtr send(ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
   return impl.backend->send(tensors, target, options.tag);
 }
 
-WorkPtr recv(ProcessGroup::Impl& impl, const at::Tensor& tensor, int source,
+WorkPtr recv(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int source,
              const MessageOptions& options) {
-  impl.check_process("recv");
+  check_message(impl, tensor, source, options);
   changes(tensor);
   Tensors tensors = {tensor};
   if (impl.own && options.timeout != milliseconds::zero()) {
@@ -57,34 +77,44 @@ void end_quietly(c10d::Backend& backend) noexcept {
 void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptions& options,
                         const CallSite& where) const {
   const CallScope scope(where);
-  impl().check_process("send");
-  if (impl().own) return impl().own->send_now(tensor, target, options.tag, options.timeout);
-  finish(convoy::send(impl(), tensor, target, options), options.timeout);
+  impl().call("send", [&](const c10d::Backend&) {
+    if (!impl().own) {
+      return finish(convoy::send(impl(), tensor, target, options), options.timeout);
+    }
+    check_message(impl(), tensor, target, options);
+    impl().own->send_now(tensor, target, options.tag, options.timeout);
+  });
 }
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, int target, const MessageOptions& options,
                               const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::send(impl(), tensor, target, options));
+  return impl().call("send", [&](const c10d::Backend&) {
+    return Work(convoy::send(impl(), tensor, target, options));
+  });
 }
 
 int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options,
                        const CallSite& where) const {
   const CallScope scope(where);
-  impl().check_process("recv");
-  if (impl().own) {
-    changes(tensor);
-    return impl().own->recv_now(tensor, source, options.tag, options.timeout);
-  }
-  const auto work = convoy::recv(impl(), tensor, source, options);
-  finish(work, options.timeout);
-  return source == kAnySource && work ? work->sourceRank() : source;
+  return impl().call("recv", [&](const c10d::Backend&) {
+    if (impl().own) {
+      check_message(impl(), tensor, source, options);
+      changes(tensor);
+      return impl().own->recv_now(tensor, source, options.tag, options.timeout);
+    }
+    const auto work = convoy::recv(impl(), tensor, source, options);
+    finish(work, options.timeout);
+    return source == kAnySource && work ? work->sourceRank() : source;
+  });
 }
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, int source, const MessageOptions& options,
                               const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::recv(impl(), tensor, source, options));
+  return impl().call("recv", [&](const c10d::Backend&) {
+    return Work(convoy::recv(impl(), tensor, source, options));
+  });
 }
 
 // --- batches ---
@@ -108,17 +138,16 @@ void ProcessGroup::Batch::run(const CallSite& where) { start(where).wait(); }
 
 Work ProcessGroup::Batch::start(const CallSite& where) {
   const CallScope scope(where);
-  impl_->check_process("batch");
   const auto items = std::exchange(items_, {});
-  const int size = impl_->backend->getSize();
-  for (const auto& item : items) {
-    const bool anyone = !item.sends && item.peer == kAnySource;
-    if (!anyone && (item.peer < 0 || item.peer >= size)) {
-      fail(ErrorKind::kInvalidArgument, "batch: there is no rank ", item.peer, " in a group of ",
-           size);
+  impl_->call("batch", [&](const c10d::Backend& backend) {
+    for (const auto& item : items) {
+      check_message(*impl_, item.tensor, item.peer, {});
+      if (item.sends && item.peer == kAnySource) {
+        fail(ErrorKind::kInvalidArgument, "there is no rank ", item.peer, " in a group of ",
+             backend.getSize());
+      }
     }
-    if (!item.tensor.defined()) fail(ErrorKind::kInvalidArgument, "batch: a tensor is undefined");
-  }
+  });
   if (items.empty()) return {};
   const bool together = impl_->backend->supportsCoalescing();
   if (together) impl_->backend->startCoalescing();

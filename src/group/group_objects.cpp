@@ -142,7 +142,8 @@ Bytes ProcessGroup::scatter_object(const std::vector<Bytes>& all, const RootOpti
   broadcast(lengths, options);
   const auto known = to_vector(lengths);
   if (known[0] < 0) {
-    fail(ErrorKind::kInvalidArgument, "scatter_object: the root, rank ", options.root,
+    fail(ErrorKind::kInvalidArgument, impl().head("scatter_object"), "the root, rank ",
+         options.root,
          is_root ? ", has " + std::to_string(all.size()) + " objects" : ", has not one object",
          " for each of ", n, " ranks");
   }
@@ -176,7 +177,8 @@ Bytes ProcessGroup::recv_object(int source, const MessageOptions& options,
   const auto length = at::empty({1}, at::kLong);
   const int sender = recv(length, source, options);
   if (length.item<std::int64_t>() < 0) {
-    fail(ErrorKind::kInvalidArgument, "recv_object: what rank ", sender, " sent is no object");
+    fail(ErrorKind::kInvalidArgument, impl().head("recv_object"), "what rank ", sender,
+         " sent is no object");
   }
   auto object = make<Bytes>(length.item<std::int64_t>());
   const auto memory = lasting(impl(), object);

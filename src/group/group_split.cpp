@@ -16,16 +16,17 @@ std::string join_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-void check_ranks(const char* operation, const std::vector<int>& ranks, int size) {
-  if (ranks.empty()) fail(ErrorKind::kInvalidArgument, operation, ": the list of ranks is empty");
+void check_ranks(const std::string& head, const std::vector<int>& ranks, int size) {
+  if (ranks.empty()) {
+    fail(ErrorKind::kInvalidArgument, head, "the list of ranks is empty; name at least one");
+  }
   std::set<int> seen;
   for (const int rank : ranks) {
     if (rank < 0 || rank >= size) {
-      fail(ErrorKind::kInvalidArgument, operation, ": there is no rank ", rank, " in a group of ",
-           size);
+      fail(ErrorKind::kInvalidArgument, head, "there is no rank ", rank, " in a group of ", size);
     }
     if (!seen.insert(rank).second) {
-      fail(ErrorKind::kInvalidArgument, operation, ": rank ", rank, " is in the list twice");
+      fail(ErrorKind::kInvalidArgument, head, "rank ", rank, " is in the list twice");
     }
   }
 }
@@ -33,10 +34,10 @@ void check_ranks(const char* operation, const std::vector<int>& ranks, int size)
 std::optional<ProcessGroup> ProcessGroup::split(const std::vector<int>& ranks,
                                                 const SplitOptions& options) const {
   impl().check_process("split");
-  check_ranks("split", ranks, size());
+  check_ranks(impl().head("split"), ranks, size());
   if (!impl().store && !(impl().own && !impl().shares_memory())) {  // MPI needs none
-    fail(ErrorKind::kInvalidArgument,
-         "split: the group has no store for the new ranks to meet; adopt the backend with one: "
+    fail(ErrorKind::kInvalidArgument, impl().head("split"),
+         "the group has no store for the new ranks to meet; adopt the backend with one: "
          "ProcessGroup::from(backend, {.store = store})");
   }
   const auto mine = std::find(ranks.begin(), ranks.end(), rank());

@@ -135,17 +135,18 @@ ProcessGroup ProcessGroup::shrink(const SplitOptions& options) const {
 ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
                                   const SplitOptions& options) const {
   if (!impl().shares_memory()) {
-    fail(ErrorKind::kUnsupported, "shrink: backend \"", backend_name(),
+    fail(ErrorKind::kUnsupported, impl().head("shrink"), "backend \"", backend_name(),
          "\" does not tell who has died; make a new group");
   }
   if (!impl().store) {
-    fail(ErrorKind::kInvalidArgument, "shrink: the group has no store for survivors to meet");
+    fail(ErrorKind::kInvalidArgument, impl().head("shrink"),
+         "the group has no store for survivors to meet");
   }
-  if (!survivors.empty()) check_ranks("shrink", survivors, size());
+  if (!survivors.empty()) check_ranks(impl().head("shrink"), survivors, size());
   if (!survivors.empty() &&
       std::find(survivors.begin(), survivors.end(), rank()) == survivors.end()) {
-    fail(ErrorKind::kInvalidArgument, "shrink: rank ", rank(), " is not among the survivors ",
-         join_ranks(survivors));
+    fail(ErrorKind::kInvalidArgument, impl().head("shrink"), "rank ", rank(),
+         " is not among the survivors ", join_ranks(survivors));
   }
   impl().backend->abort();  // nobody can complete anything in the old group
   const auto timeout = options.timeout == milliseconds::zero() ? this->timeout() : options.timeout;
@@ -168,7 +169,7 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
       }
     }
     if (!survivors.empty()) {
-      fail(ErrorKind::kPeerLost, "shrink: of the survivors ", join_ranks(survivors),
+      fail(ErrorKind::kPeerLost, impl().head("shrink"), "of the survivors ", join_ranks(survivors),
            " these are gone: ", join_ranks(impl().own->lost_ranks()));
     }
   }
@@ -178,20 +179,21 @@ ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size
                                  const SplitOptions& options) const {
   impl().check_process("merge");
   if (!impl().shares_memory()) {
-    fail(ErrorKind::kUnsupported, "merge: only groups of backend \"convoy\" can be merged, not \"",
-         backend_name(), "\"");
+    fail(ErrorKind::kUnsupported, impl().head("merge"),
+         "only groups of backend \"convoy\" can be merged, not \"", backend_name(), "\"");
   }
-  if (!meeting) fail(ErrorKind::kInvalidArgument, "merge: there is no store to meet in");
+  if (!meeting)
+    fail(ErrorKind::kInvalidArgument, impl().head("merge"), "there is no store to meet in");
   if (size < this->size()) {
-    fail(ErrorKind::kInvalidArgument, "merge: ", size, " ranks together, but this group alone has ",
-         this->size());
+    fail(ErrorKind::kInvalidArgument, impl().head("merge"), "", size,
+         " ranks together, but this group alone has ", this->size());
   }
   const auto first = at::zeros({1}, at::kLong);
   if (rank() == 0) first.fill_(meeting->add("convoy/merge/ranks", this->size()) - this->size());
   broadcast(first);
   const auto mine = first.item<std::int64_t>() + rank();
   if (mine >= size) {
-    fail(ErrorKind::kInvalidArgument, "merge: more than the ", size,
+    fail(ErrorKind::kInvalidArgument, impl().head("merge"), "more than the ", size,
          " ranks came that this one was told of");
   }
   const auto timeout = options.timeout == milliseconds::zero() ? this->timeout() : options.timeout;

@@ -2,8 +2,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "base/error.h"
@@ -34,9 +36,31 @@ void finish(const WorkPtr& work) {
 
 milliseconds limit(milliseconds timeout) {
   if (timeout < milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, "a time-out of ", timeout.count(), " ms is no time");
+    fail(ErrorKind::kInvalidArgument, "the time-out is ", timeout.count(),
+         " ms; it must be positive, or 0 for the group's own");
   }
   return timeout == milliseconds::zero() ? c10d::kUnsetTimeout : timeout;
+}
+
+// What no backend can do anything with. `which` is the argument.
+void check(const at::Tensor& tensor, const char* which) {
+  if (!tensor.defined()) [[unlikely]] {
+    fail(ErrorKind::kInvalidArgument, which,
+         " is undefined; pass a tensor with memory, of zero elements if there is nothing to send");
+  }
+  if (tensor.is_meta()) [[unlikely]] {
+    fail(ErrorKind::kInvalidArgument, which,
+         " is on device meta and has no values; pass one in the memory of the CPU");
+  }
+}
+void check(at::TensorList tensors, const char* which) {
+  for (const at::Tensor& tensor : tensors) check(tensor, which);
+}
+
+void check_root(const c10d::Backend& backend, int root) {
+  if (root >= 0 && root < backend.getSize()) return;
+  fail(ErrorKind::kInvalidArgument, "the root is ", root, "; it must be a rank of the group, 0 to ",
+       backend.getSize() - 1);
 }
 
 c10d::ReduceOp to_c10d(ReduceOp op, double factor) {
@@ -69,6 +93,7 @@ c10d::ReduceOp to_c10d(const c10d::Backend& backend, const ReduceOptions& option
 
 WorkPtr all_reduce(c10d::Backend& backend, const at::Tensor& tensor, const ReduceOptions& options,
                    Mode mode) {
+  check(tensor, "the tensor");
   changes(tensor);
   Tensors tensors = {tensor};
   return backend.allreduce(tensors, {.reduceOp = to_c10d(backend, options),
@@ -78,6 +103,7 @@ WorkPtr all_reduce(c10d::Backend& backend, const at::Tensor& tensor, const Reduc
 
 WorkPtr all_reduce_coalesced(c10d::Backend& backend, at::TensorList list,
                              const ReduceOptions& options, Mode mode) {
+  check(list, "a tensor of the list");
   changes(list);
   Tensors tensors = list.vec();
   c10d::AllreduceCoalescedOptions more;
@@ -89,6 +115,8 @@ WorkPtr all_reduce_coalesced(c10d::Backend& backend, at::TensorList list,
 
 WorkPtr reduce(c10d::Backend& backend, const at::Tensor& tensor, const RootReduceOptions& options,
                Mode mode) {
+  check(tensor, "the tensor");
+  check_root(backend, options.root);
   if (backend.getRank() == options.root) changes(tensor);
   Tensors tensors = {tensor};
   return backend.reduce(tensors, {.reduceOp = to_c10d(options.op, options.factor),
@@ -99,6 +127,8 @@ WorkPtr reduce(c10d::Backend& backend, const at::Tensor& tensor, const RootReduc
 
 WorkPtr broadcast(c10d::Backend& backend, const at::Tensor& tensor, const RootOptions& options,
                   Mode mode) {
+  check(tensor, "the tensor");
+  check_root(backend, options.root);
   if (backend.getRank() != options.root) changes(tensor);
   Tensors tensors = {tensor};
   return backend.broadcast(
@@ -108,6 +138,8 @@ WorkPtr broadcast(c10d::Backend& backend, const at::Tensor& tensor, const RootOp
 
 WorkPtr all_gather(c10d::Backend& backend, at::TensorList outputs, const at::Tensor& input,
                    const CallOptions& options, Mode mode) {
+  check(outputs, "an output");
+  check(input, "the input");
   changes(outputs);
   std::vector<Tensors> lists = {outputs.vec()};
   Tensors inputs = {input};
@@ -131,6 +163,8 @@ void flatten_for(const c10d::Backend& backend, at::Tensor& one, at::Tensor& othe
 
 WorkPtr all_gather_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
                           const CallOptions& options, Mode mode) {
+  check(output, "the output");
+  check(input, "the input");
   changes(output);
   flatten_for(backend, output, input);
   return backend._allgather_base(output, input,
@@ -139,6 +173,9 @@ WorkPtr all_gather_single(c10d::Backend& backend, at::Tensor output, at::Tensor 
 
 WorkPtr gather(c10d::Backend& backend, at::TensorList outputs, const at::Tensor& input,
                const RootOptions& options, Mode mode) {
+  check(outputs, "an output");
+  check(input, "the input");
+  check_root(backend, options.root);
   changes(outputs);
   std::vector<Tensors> lists;
   if (!outputs.empty()) lists.push_back(outputs.vec());
@@ -150,6 +187,9 @@ WorkPtr gather(c10d::Backend& backend, at::TensorList outputs, const at::Tensor&
 
 WorkPtr scatter(c10d::Backend& backend, const at::Tensor& output, at::TensorList inputs,
                 const RootOptions& options, Mode mode) {
+  check(output, "the output");
+  check(inputs, "an input");
+  check_root(backend, options.root);
   changes(output);
   std::vector<Tensors> lists;
   if (!inputs.empty()) lists.push_back(inputs.vec());
@@ -161,6 +201,8 @@ WorkPtr scatter(c10d::Backend& backend, const at::Tensor& output, at::TensorList
 
 WorkPtr reduce_scatter(c10d::Backend& backend, const at::Tensor& output, at::TensorList inputs,
                        const ReduceOptions& options, Mode mode) {
+  check(output, "the output");
+  check(inputs, "an input");
   changes(output);
   std::vector<Tensors> lists = {inputs.vec()};
   Tensors outputs = {output};
@@ -172,6 +214,8 @@ WorkPtr reduce_scatter(c10d::Backend& backend, const at::Tensor& output, at::Ten
 
 WorkPtr reduce_scatter_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
                               const ReduceOptions& options, Mode mode) {
+  check(output, "the output");
+  check(input, "the input");
   changes(output);
   flatten_for(backend, output, input);
   return backend._reduce_scatter_base(output, input,
@@ -182,6 +226,8 @@ WorkPtr reduce_scatter_single(c10d::Backend& backend, at::Tensor output, at::Ten
 
 WorkPtr all_to_all(c10d::Backend& backend, at::TensorList to, at::TensorList from,
                    const CallOptions& options, Mode mode) {
+  check(to, "an output");
+  check(from, "an input");
   changes(to);
   Tensors outputs = to.vec(), inputs = from.vec();
   return backend.alltoall(outputs, inputs,
@@ -190,6 +236,8 @@ WorkPtr all_to_all(c10d::Backend& backend, at::TensorList to, at::TensorList fro
 
 WorkPtr all_to_all_single(c10d::Backend& backend, at::Tensor output, at::Tensor input,
                           const SplitsOptions& options, Mode mode) {
+  check(output, "the output");
+  check(input, "the input");
   changes(output);
   auto output_splits = options.output_splits, input_splits = options.input_splits;
   return backend.alltoall_base(output, input, output_splits, input_splits,
@@ -238,6 +286,31 @@ ProcessGroup::Impl::Impl(c10::intrusive_ptr<c10d::Backend> made, std::string tit
       store(std::move(keys)),
       timeout(limit) {}
 
+std::string ProcessGroup::Impl::head(std::string_view operation) const {
+  return concat(operation, ", group \"", name, "\", rank ", backend->getRank(), " of ",
+                backend->getSize(), ": ");
+}
+
+// In a handler.
+void ProcessGroup::Impl::rethrow_complete(std::string_view operation) const {
+  try {
+    throw;
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    if (text.find("group \"") != std::string::npos) throw;
+    throw Error(error.kind(), head(operation) + text);
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    // Of our own backend: a bad argument, with torch's text.
+    if (!own) throw;
+    std::string text = error.what_without_backtrace();
+    text = text.substr(0, text.find('\n'));
+    if (text.starts_with("ConvoyBackend::")) text = text.substr(text.find(": ") + 2);
+    throw Error(ErrorKind::kInvalidArgument, head(operation) + text);
+  }
+}
+
 void ProcessGroup::Impl::fail_in_child(std::string_view operation) const {
   fail(ErrorKind::kUnsupported, operation, ", group \"", name, "\", rank ", backend->getRank(),
        " of ", backend->getSize(), ": this process (pid ", ::getpid(),
@@ -262,7 +335,7 @@ ProcessGroup::Impl& ProcessGroup::impl() const {
   return *impl_;
 }
 
-bool ProcessGroup::can_round() const { return rounds_in_registers(*impl_->backend); }
+bool ProcessGroup::can_round() const { return rounds_in_registers(*impl().backend); }
 int ProcessGroup::rank() const { return impl().backend->getRank(); }
 int ProcessGroup::size() const { return impl().backend->getSize(); }
 const std::string& ProcessGroup::name() const { return impl().name; }
@@ -273,7 +346,8 @@ milliseconds ProcessGroup::timeout() const { return impl().timeout; }
 
 void ProcessGroup::set_timeout(milliseconds timeout) const {
   if (timeout <= milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, "set_timeout: ", timeout.count(), " ms is no time");
+    fail(ErrorKind::kInvalidArgument, impl().head("set_timeout"), "the time-out is ",
+         timeout.count(), " ms; it must be positive");
   }
   impl().backend->setTimeout(timeout);
   impl().timeout = timeout;
@@ -318,77 +392,98 @@ int ProcessGroup::local_size() const {
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
                               const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_reduce(impl().here("all_reduce"), tensor, options, Mode::kSync));
+  finish(impl().call("all_reduce", [&](c10d::Backend& backend) {
+    return convoy::all_reduce(backend, tensor, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
                                     const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_reduce(impl().here("all_reduce"), tensor, options, Mode::kAsync));
+  return Work(impl().call("all_reduce", [&](c10d::Backend& backend) {
+    return convoy::all_reduce(backend, tensor, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::all_reduce_coalesced(at::TensorList tensors, const ReduceOptions& options,
                                         const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_reduce_coalesced(impl().here("all_reduce_coalesced"), tensors, options,
-                                      Mode::kSync));
+  finish(impl().call("all_reduce_coalesced", [&](c10d::Backend& backend) {
+    return convoy::all_reduce_coalesced(backend, tensors, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::all_reduce_coalesced_async(at::TensorList tensors, const ReduceOptions& options,
                                               const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_reduce_coalesced(impl().here("all_reduce_coalesced"), tensors, options,
-                                           Mode::kAsync));
+  return Work(impl().call("all_reduce_coalesced", [&](c10d::Backend& backend) {
+    return convoy::all_reduce_coalesced(backend, tensors, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const RootReduceOptions& options,
                           const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::reduce(impl().here("reduce"), tensor, options, Mode::kSync));
+  finish(impl().call("reduce", [&](c10d::Backend& backend) {
+    return convoy::reduce(backend, tensor, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const RootReduceOptions& options,
                                 const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::reduce(impl().here("reduce"), tensor, options, Mode::kAsync));
+  return Work(impl().call("reduce", [&](c10d::Backend& backend) {
+    return convoy::reduce(backend, tensor, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const RootOptions& options,
                              const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::broadcast(impl().here("broadcast"), tensor, options, Mode::kSync));
+  finish(impl().call("broadcast", [&](c10d::Backend& backend) {
+    return convoy::broadcast(backend, tensor, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor, const RootOptions& options,
                                    const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::broadcast(impl().here("broadcast"), tensor, options, Mode::kAsync));
+  return Work(impl().call("broadcast", [&](c10d::Backend& backend) {
+    return convoy::broadcast(backend, tensor, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::all_gather(at::TensorList outputs, const at::Tensor& input,
                               const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_gather(impl().here("all_gather"), outputs, input, options, Mode::kSync));
+  finish(impl().call("all_gather", [&](c10d::Backend& backend) {
+    return convoy::all_gather(backend, outputs, input, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::all_gather_async(at::TensorList outputs, const at::Tensor& input,
                                     const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_gather(impl().here("all_gather"), outputs, input, options, Mode::kAsync));
+  return Work(impl().call("all_gather", [&](c10d::Backend& backend) {
+    return convoy::all_gather(backend, outputs, input, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::all_gather_single(const at::Tensor& output, const at::Tensor& input,
                                      const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_gather_single(impl().here("all_gather_single"), output, input, options,
-                                   Mode::kSync));
+  finish(impl().call("all_gather_single", [&](c10d::Backend& backend) {
+    return convoy::all_gather_single(backend, output, input, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::all_gather_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const CallOptions& options,
                                            const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_gather_single(impl().here("all_gather_single"), output, input, options,
-                                        Mode::kAsync));
+  return Work(impl().call("all_gather_single", [&](c10d::Backend& backend) {
+    return convoy::all_gather_single(backend, output, input, options, Mode::kAsync);
+  }));
 }
 
 at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& options,
                                     const CallSite& where) const {
   const CallScope scope(where);
+  impl().call("all_gather", [&](const c10d::Backend&) { check(input, "the input"); });
   auto sizes = input.sizes().vec();
   sizes.insert(sizes.begin(), size());
   auto output = at::empty(sizes, input.options().requires_grad(false));
@@ -399,102 +494,129 @@ at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& 
 void ProcessGroup::gather(at::TensorList outputs, const at::Tensor& input,
                           const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::gather(impl().here("gather"), outputs, input, options, Mode::kSync));
+  finish(impl().call("gather", [&](c10d::Backend& backend) {
+    return convoy::gather(backend, outputs, input, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::gather_async(at::TensorList outputs, const at::Tensor& input,
                                 const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::gather(impl().here("gather"), outputs, input, options, Mode::kAsync));
+  return Work(impl().call("gather", [&](c10d::Backend& backend) {
+    return convoy::gather(backend, outputs, input, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, at::TensorList inputs,
                            const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::scatter(impl().here("scatter"), output, inputs, options, Mode::kSync));
+  finish(impl().call("scatter", [&](c10d::Backend& backend) {
+    return convoy::scatter(backend, output, inputs, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::scatter_async(const at::Tensor& output, at::TensorList inputs,
                                  const RootOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::scatter(impl().here("scatter"), output, inputs, options, Mode::kAsync));
+  return Work(impl().call("scatter", [&](c10d::Backend& backend) {
+    return convoy::scatter(backend, output, inputs, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, at::TensorList inputs,
                                   const ReduceOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(
-      convoy::reduce_scatter(impl().here("reduce_scatter"), output, inputs, options, Mode::kSync));
+  finish(impl().call("reduce_scatter", [&](c10d::Backend& backend) {
+    return convoy::reduce_scatter(backend, output, inputs, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
                                         const ReduceOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(
-      convoy::reduce_scatter(impl().here("reduce_scatter"), output, inputs, options, Mode::kAsync));
+  return Work(impl().call("reduce_scatter", [&](c10d::Backend& backend) {
+    return convoy::reduce_scatter(backend, output, inputs, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
                                          const ReduceOptions& options,
                                          const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::reduce_scatter_single(impl().here("reduce_scatter_single"), output, input, options,
-                                       Mode::kSync));
+  finish(impl().call("reduce_scatter_single", [&](c10d::Backend& backend) {
+    return convoy::reduce_scatter_single(backend, output, input, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::reduce_scatter_single_async(const at::Tensor& output, const at::Tensor& input,
                                                const ReduceOptions& options,
                                                const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::reduce_scatter_single(impl().here("reduce_scatter_single"), output, input,
-                                            options, Mode::kAsync));
+  return Work(impl().call("reduce_scatter_single", [&](c10d::Backend& backend) {
+    return convoy::reduce_scatter_single(backend, output, input, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::all_to_all(at::TensorList outputs, at::TensorList inputs,
                               const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_to_all(impl().here("all_to_all"), outputs, inputs, options, Mode::kSync));
+  finish(impl().call("all_to_all", [&](c10d::Backend& backend) {
+    return convoy::all_to_all(backend, outputs, inputs, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::all_to_all_async(at::TensorList outputs, at::TensorList inputs,
                                     const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(
-      convoy::all_to_all(impl().here("all_to_all"), outputs, inputs, options, Mode::kAsync));
+  return Work(impl().call("all_to_all", [&](c10d::Backend& backend) {
+    return convoy::all_to_all(backend, outputs, inputs, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                      const SplitsOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(convoy::all_to_all_single(impl().here("all_to_all_single"), output, input, options,
-                                   Mode::kSync));
+  finish(impl().call("all_to_all_single", [&](c10d::Backend& backend) {
+    return convoy::all_to_all_single(backend, output, input, options, Mode::kSync);
+  }));
 }
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const SplitsOptions& options,
                                            const CallSite& where) const {
   const CallScope scope(where);
-  return Work(convoy::all_to_all_single(impl().here("all_to_all_single"), output, input, options,
-                                        Mode::kAsync));
+  return Work(impl().call("all_to_all_single", [&](c10d::Backend& backend) {
+    return convoy::all_to_all_single(backend, output, input, options, Mode::kAsync);
+  }));
 }
 
 void ProcessGroup::barrier(const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  finish(impl().here("barrier").barrier(barrier_options(options, Mode::kSync)));
+  finish(impl().call("barrier", [&](c10d::Backend& backend) {
+    return backend.barrier(barrier_options(options, Mode::kSync));
+  }));
 }
 Work ProcessGroup::barrier_async(const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  return Work(impl().here("barrier").barrier(barrier_options(options, Mode::kAsync)));
+  return Work(impl().call("barrier", [&](c10d::Backend& backend) {
+    return backend.barrier(barrier_options(options, Mode::kAsync));
+  }));
 }
 
 void ProcessGroup::monitored_barrier(const CallOptions& options, const CallSite& where) const {
   const CallScope scope(where);
-  impl().here("monitored_barrier").monitoredBarrier(barrier_options(options, Mode::kSync), true);
+  impl().call("monitored_barrier", [&](c10d::Backend& backend) {
+    backend.monitoredBarrier(barrier_options(options, Mode::kSync), true);
+  });
 }
 
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  c10d::Backend& backend = impl().here("allocate");
-  if (!backend.supportsTensorAlloc(options.device().index())) return at::empty(sizes, options);
-  return backend.allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
+  return impl().call("allocate", [&](c10d::Backend& backend) {
+    if (std::any_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size < 0; })) {
+      fail(ErrorKind::kInvalidArgument, "the sizes are ", sizes, "; none can be negative");
+    }
+    if (!backend.supportsTensorAlloc(options.device().index())) return at::empty(sizes, options);
+    return backend.allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
+  });
 }
 
 EventHandle ProcessGroup::on_event(EventCallback callback) const {
   if (!impl().own) {
-    fail(ErrorKind::kUnsupported, "on_event: backend \"", backend_name(),
+    fail(ErrorKind::kUnsupported, impl().head("on_event"), "backend \"", backend_name(),
          "\" does not tell of its operations; \"convoy\" does");
   }
   return impl().own->on_event(std::move(callback));

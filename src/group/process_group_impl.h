@@ -27,6 +27,20 @@ struct ProcessGroup::Impl {
     return *backend;
   }
   [[noreturn]] void fail_in_child(std::string_view operation) const;
+  // "all_reduce, group "world", rank 0 of 2: ".
+  std::string head(std::string_view operation) const;
+  // Calls function(backend). What our own backend throws is an Error that says where; others throw
+  // what they throw.
+  template <class Function>
+  auto call(std::string_view operation, const Function& function) const {
+    c10d::Backend& used = here(operation);
+    try {
+      return function(used);
+    } catch (...) {
+      rethrow_complete(operation);
+    }
+  }
+  [[noreturn]] void rethrow_complete(std::string_view operation) const;
 
   const HomeProcess home;
   const c10::intrusive_ptr<c10d::Backend> backend;
@@ -51,7 +65,7 @@ struct ProcessGroup::Impl {
 // "3,0,1".
 std::string join_ranks(const std::vector<int>& ranks);
 // kInvalidArgument unless they are ranks of a group of `size`, each once, at least one.
-void check_ranks(const char* operation, const std::vector<int>& ranks, int size);
+void check_ranks(const std::string& head, const std::vector<int>& ranks, int size);
 
 // To be called for a tensor that an operation writes. Bytes that others write do not move
 // autograd's counter: a tensor saved for backward would be changed behind its back.

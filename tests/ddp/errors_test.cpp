@@ -202,8 +202,8 @@ TEST(FailureTest, BackwardThrowsOnOneRank) {
   }
 }
 
-// A backward that fails in the loss, before it comes to the model, is its rank's own matter; if it
-// goes on, ranks notice that they are out of step.
+// A backward that fails in the loss, before it comes to the model, is its rank's own matter; the
+// others hear of it when it goes on.
 TEST(FailureTest, BackwardThrowsBeforeTheModel) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = seeded(1, [] { return Net(); });
@@ -213,11 +213,25 @@ TEST(FailureTest, BackwardThrowsBeforeTheModel) {
       auto y = model(at::ones({2, 2}));
       (fails ? Fails::apply(y) : y).sum().backward();
     };
-    if (r.id() == 1) {
-      EXPECT_THAT(text_of([&] { step(true); }), HasSubstr("the disk is full"));
-    }
-    EXPECT_THAT(text_of([&] { step(false); }), HasSubstr("rank 0 ran forward 1 times, rank 1 2"));
+    EXPECT_THAT(text_of([&] { step(r.id() == 1); }),
+                HasSubstr(r.id() == 1 ? "the disk is full"
+                                      : "rank 1: an exception was thrown between forward 1"));
     step(false);
+    expect_equal_on_all(world, gradients_of(*net));
+  });
+}
+
+// If the output lives on, ranks notice when their backwards meet.
+TEST(FailureTest, ABackwardIsLeftOut) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    auto net = seeded(1, [] { return Net(); });
+    DistributedDataParallel model(net, world);
+    std::vector<at::Tensor> kept;
+    if (r.id() == 1) kept.push_back(model(at::ones({2, 2})));
+    EXPECT_THAT(text_of([&] { model(at::ones({2, 2})).sum().backward(); }),
+                HasSubstr("rank 0 ran forward 1 times, rank 1 2"));
+    net->zero_grad();
+    model(at::ones({2, 2})).sum().backward();
     expect_equal_on_all(world, gradients_of(*net));
   });
 }
