@@ -1,18 +1,26 @@
-// How long survivors take to learn of a death: a rank of four is killed in the middle of
-// operations, again and again. `make bench-faults` prints the times from the signal to each
-// survivor's error.
+// How long survivors take to learn of a death: a rank of four is killed, again and again, in tight
+// loops of operations, while another rank is late, while the group is being made, and while it is
+// idle. `make bench-faults` prints the times from the signal to each survivor's error.
+// BENCH_KILLS=n kills n times for each line.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../tests/coll/support.h"
 #include "base/concat.h"
+#include "coll/control.h"
+#include "coll/mesh.h"
+#include "coll/shared_memory.h"
 
 namespace convoy::coll::test {
 namespace {
@@ -21,59 +29,131 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 constexpr int kRanks = 4;
 constexpr int kVictim = 2;
-constexpr int kKills = 11;
+constexpr int kLate = 3;
 constexpr std::size_t kBytes = std::size_t{8} << 20;
 
-// The operations until one fails; returns when it did.
-Clock::time_point loop_until_error(Rank& r, const std::string& kind) {
-  const auto group = make_group(r, "world", {.timeout = 60s});
-  Region region(*group, kind == "shared" ? Place::kShared : Place::kPrivate, kBytes);
-  group->barrier();
-  r.mark("looping");
-  if (kind == "outside" && r.id() == kVictim) r.wait_for("never");
+int kills() {
+  const char* const asked = std::getenv("BENCH_KILLS");
+  return asked ? std::max(1, std::atoi(asked)) : 34;
+}
+
+// Runs `operation` until it fails; returns when it did.
+Clock::time_point until_error(const std::function<void()>& operation) {
   try {
-    for (;;) {
-      if (kind == "barrier" || kind == "outside") {
-        group->barrier();
-      } else {
-        group->all_reduce(region.data(), region.data(), kBytes / 4, DataType::kF32);
-      }
-    }
+    for (;;) operation();
   } catch (const Error& error) {
+    const auto told = Clock::now();
     EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-    return Clock::now();
+    EXPECT_NE(std::string(error.what()).find("SIGKILL"), std::string::npos) << error.what();
+    return told;
   }
 }
 
-void measure(const std::string& kind, const char* what) {
+// What a rank does; returns when it was told. A rank whose time does not count returns an empty
+// one.
+using Behaviour = std::function<Clock::time_point(Rank&)>;
+
+Clock::time_point in_loop(Rank& r, const std::string& kind) {
+  const auto group = make_group(r, "world", {.timeout = 60s});
+  Region region(*group, kind == "shared" ? Place::kShared : Place::kPrivate, kBytes);
+  group->barrier();
+  r.mark("ready");
+  if (kind == "outside" && r.id() == kVictim) r.wait_for("never");
+  return until_error([&] {
+    if (kind == "barrier" || kind == "outside") return group->barrier();
+    group->all_reduce(region.data(), region.data(), kBytes / 4, DataType::kF32);
+  });
+}
+
+// The victim has arrived when it dies; another rank computes until the rest has been told.
+Clock::time_point beside_a_late_rank(Rank& r) {
+  const auto group = make_group(r, "world", {.timeout = 60s});
+  group->barrier();
+  if (r.id() == kVictim) {
+    Work work = group->barrier_async();
+    auto* const control = mesh_of(*group->medium())->control().data();
+    const auto& slot = Layout(kRanks).rank(control, kVictim).slots[work.number() & 1];
+    while (slot.arrived.load() < work.number()) std::this_thread::yield();
+    r.mark("ready");
+    r.wait_for("never");
+  }
+  r.mark("ready");
+  if (r.id() == kLate) r.store()->get("others", Deadline::after(60s));
+  const auto told = until_error([&] { group->barrier(); });
+  if (r.id() == kLate) return {};
+  if (r.store()->add("told", 1) == kRanks - 2) r.store()->set("others", "");
+  return told;
+}
+
+// The victim is killed at a random moment of making the group, after it has come, or soon after.
+Clock::time_point in_formation(Rank& r) {
+  r.mark("ready");
+  r.wait_for("make");
+  return until_error([&] {
+    const auto group = make_group(r, "world", {.timeout = 60s});
+    for (;;) group->barrier();
+  });
+}
+
+// Nobody calls anything: how soon the group knows.
+Clock::time_point idle(Rank& r) {
+  const auto group = make_group(r, "world", {.timeout = 60s});
+  group->barrier();
+  r.mark("ready");
+  if (r.id() == kVictim) r.wait_for("never");
+  while (group->lost_ranks().empty()) std::this_thread::sleep_for(1ms);
+  return Clock::now();
+}
+
+void measure(const char* what, const Behaviour& behaviour, bool formation = false) {
   std::vector<double> times;
-  for (int i = 0; i < kKills; ++i) {
+  std::mt19937 random(7);
+  for (int i = 0; i < kills(); ++i) {
     RankGroup ranks(kRanks, RankMode::kProcesses);
     ranks.start([&](Rank& r) {
-      const auto told = loop_until_error(r, kind).time_since_epoch().count();
+      const auto told = behaviour(r).time_since_epoch().count();
       r.store()->set(concat("told/", r.id()), std::to_string(told));
     });
     if (convoy::test::in_rank()) continue;  // the process of a later kill's rank
-    ranks.wait_mark("looping");
+    ranks.wait_mark("ready");
+    if (formation) {
+      ranks.post("make");
+      // Of a rank that has told nothing of itself only a launcher knows.
+      ranks.store()->get(concat("world/process/", kVictim), Deadline::after(60s));
+      // The rest takes a few milliseconds.
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 12'000));
+    }
     const auto killed = Clock::now().time_since_epoch().count();
     ranks.kill(kVictim, SIGKILL);
     for (int r = 0; r < kRanks; ++r) {
       if (r == kVictim) continue;
       const auto told = std::stoll(ranks.store()->get(concat("told/", r), Deadline::after(60s)));
-      times.push_back(static_cast<double>(told - killed) / 1e6);
+      if (told != 0) times.push_back(static_cast<double>(told - killed) / 1e6);
     }
     ranks.join();
   }
+  if (times.empty()) return;
   std::sort(times.begin(), times.end());
-  std::printf("%-34s %8.2f ms median %8.2f ms 90 %% %8.2f ms most\n", what, times[times.size() / 2],
-              times[times.size() * 9 / 10], times.back());
+  const auto at = [&](double part) {
+    const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(times.size())));
+    return times[std::max<std::size_t>(rank, 1) - 1];
+  };
+  std::printf("%-38s %7.1f ms median %7.1f ms p99 %7.1f ms maximum (%zu times)\n", what, at(0.5),
+              at(0.99), times.back(), times.size());
   std::fflush(stdout);
 }
 
-TEST(Faults, Barrier) { measure("barrier", "killed in a barrier"); }
-TEST(Faults, Shared) { measure("shared", "killed in all_reduce, group memory"); }
-TEST(Faults, Private) { measure("private", "killed in all_reduce, private"); }
-TEST(Faults, Outside) { measure("outside", "killed outside, others wait"); }
+void measure_loop(const char* what, const std::string& kind) {
+  measure(what, [kind](Rank& r) { return in_loop(r, kind); });
+}
+
+TEST(Faults, Barrier) { measure_loop("tight loop of barriers", "barrier"); }
+TEST(Faults, Shared) { measure_loop("tight loop of all_reduce, group memory", "shared"); }
+TEST(Faults, Private) { measure_loop("tight loop of all_reduce, private", "private"); }
+TEST(Faults, Outside) { measure_loop("killed outside, others wait", "outside"); }
+TEST(Faults, Late) { measure("killed while another rank is late", beside_a_late_rank); }
+TEST(Faults, Formation) { measure("killed while the group is made", in_formation, true); }
+TEST(Faults, Idle) { measure("killed while the group is idle", idle); }
 
 }  // namespace
 }  // namespace convoy::coll::test

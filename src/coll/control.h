@@ -82,6 +82,13 @@ struct alignas(kLine) GroupHead {
   // The first operation that failed for good; 0: the group is sound. Lowered only (CAS), by any
   // rank.
   alignas(kLine) std::atomic<std::uint64_t> failed{0};
+  // An operation in which a rank died after it had done its part, so that it may still complete.
+  // Raised only (CAS), by a rank that waits for another one and does not want to go on waiting;
+  // whoever completes an operation looks here (see Engine::give_up_together).
+  std::atomic<std::uint64_t> doubted{0};
+  // What became of the last doubted operation: number << 1 | 1 if it failed, number << 1 if it is
+  // complete. Raised only (CAS), by any rank; the first one decides for all.
+  std::atomic<std::uint64_t> decided{0};
   // Ranks that have left (fetch_add after `left` is set, before the bell rings).
   std::atomic<std::uint32_t> departures{0};
   // (operation number mod 2^32) << 32 | chunks claimed, or finished, of that operation. CAS and
@@ -123,7 +130,7 @@ struct alignas(kLine) Slot {
   shm::Location output;
   std::uint16_t stretches = 0;  // of the input
   Carrier carrier = Carrier::kNone;
-  bool shared_output = false;
+  std::uint8_t shared_output = 0;   // 1: where the ranks that write it reach it
   std::array<Way, kRoutes> ways{};  // rank 0's choice for all
 };
 static_assert(sizeof(Slot) == 2 * kLine);

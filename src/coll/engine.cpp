@@ -26,7 +26,8 @@ shm::MeshOptions mesh_options(const Layout& layout, const EngineOptions& options
   return {.name = options.name,
           .control_bytes = layout.total_bytes(),
           .cleared_bytes = layout.cleared_bytes(),
-          .deadline = options.deadline};
+          .deadline = options.deadline,
+          .ended = options.ended};
 }
 
 CoreSet all_cores(const shm::Mesh& mesh) {
@@ -68,6 +69,7 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
   readable_.resize(n);
   writable_.resize(n);
   stretches_.resize(2 * n);
+  counts_.resize(n * n);
   head(rank_).probe.store(reinterpret_cast<std::uintptr_t>(this), std::memory_order_relaxed);
   if (const int fd = flight::Recorder::instance().descriptor(); fd >= 0) {
     head(rank_).flight.store(static_cast<std::uint64_t>(fd) + 1, std::memory_order_relaxed);
@@ -133,6 +135,8 @@ void Engine::run(const Call& call, std::uint64_t number) {
     }
     if (has_table(call.signature.op)) compare_tables(running);
     move_data(running);
+    if (size_ > 1 && group().doubted.load(std::memory_order_acquire) >= number) [[unlikely]]
+      confirm(running);
   } catch (const Error&) {
     // Others may have seen this rank arrive, and go on.
     if (broken() || closing_.load(std::memory_order_acquire)) quarantine_buffers(running);
@@ -223,30 +227,34 @@ void Engine::offer_data(const Call& call, std::uint64_t number, Slot& mine) {
     const auto [shared, stretches] = locate(call.input_view(), mine.input, 0);
     mine.stretches = static_cast<std::uint16_t>(std::min<std::size_t>(stretches, 0xffff));
     mine.carrier = shared ? Carrier::kShared : Carrier::kPrivate;
-    mine.shared_output = false;
+    mine.shared_output = 0;
     // Only results that others write need to be known.
     const OpKind op = call.signature.op;
     if (op == OpKind::kAllReduce || op == OpKind::kReduce) {
-      mine.shared_output = locate(call.output_view(), mine.output, stretches).first;
+      mine.shared_output = locate(call.output_view(), mine.output, stretches).first ? 1 : 0;
     }
     if (!shared && bytes <= layout_.eager_bytes()) {
       // The places of outputs would be overwritten.
-      if (!call.output_view().contiguous()) mine.shared_output = false;
+      if (!call.output_view().contiguous()) mine.shared_output = 0;
       copy_from(call.input_view(), 0, layout_.payload(base_, rank_, number), bytes,
                 StoreHint::kCached);
       mine.carrier = Carrier::kPayload;
     }
   } else if (call.signature.op == OpKind::kBroadcast) {
     mine.stretches = 0;
-    mine.shared_output = locate(call.output_view(), mine.output, 0).first;
+    mine.shared_output = locate(call.output_view(), mine.output, 0).first ? 1 : 0;
   }
 }
 
-Carrier Engine::carrier_of(const Running& running, int rank, std::size_t contribution) const {
+Carrier Engine::carrier_of(const Running& running, int rank, std::size_t contribution) {
   if (contribution == 0) return Carrier::kNone;
   if (contribution <= kInlineBytes) return Carrier::kInline;
   if (contribution <= kCopiedBytes) return Carrier::kPayload;
-  return slot(rank, running.number).carrier;
+  const Carrier carrier = slot(rank, running.number).carrier;
+  const bool fits = carrier == Carrier::kPayload && contribution <= layout_.eager_bytes();
+  if (!fits && carrier != Carrier::kShared && carrier != Carrier::kPrivate) [[unlikely]]
+    fail_nonsense(running, rank);
+  return carrier;
 }
 
 void Engine::copy_from(const View& source, std::size_t begin, std::byte* to, std::size_t length,
@@ -302,19 +310,21 @@ std::vector<std::string> Engine::exchange_texts(const Running& running, std::str
   return texts;
 }
 
+// Also takes the counts over: what is used must be what was compared. Those of this rank's own
+// memory are its own, whatever stands in the table.
 void Engine::compare_tables(const Running& running) {
-  const auto count_of = [&](int source, int target) {
-    return layout_.table(base_, source, running.number).send[static_cast<std::size_t>(target)];
-  };
+  const auto& lists = *running.call->lists;
   for (int s = 0; s < size_; ++s) {
     for (int t = 0; t < size_; ++t) {
-      const auto expected =
-          layout_.table(base_, t, running.number).receive[static_cast<std::size_t>(s)];
-      if (count_of(s, t) != expected) {
-        fail_counts(speaker(running), running.call->signature.type,
-                    {s, t, count_of(s, t), expected});
-      }
       const auto to = static_cast<std::size_t>(t), from = static_cast<std::size_t>(s);
+      const auto sent =
+          s == rank_ ? lists.send[to] : layout_.table(base_, s, running.number).send[to];
+      const auto expected =
+          t == rank_ ? lists.receive[from] : layout_.table(base_, t, running.number).receive[from];
+      if (sent != expected) {
+        fail_counts(speaker(running), running.call->signature.type, {s, t, sent, expected});
+      }
+      counts_[from * static_cast<std::size_t>(size_) + to] = sent;
       if (layout_.table(base_, s, running.number).send_shape[to] !=
           layout_.table(base_, t, running.number).receive_shape[from]) {
         fail_pair(running, s, t);
@@ -357,13 +367,40 @@ void Engine::wait_steps(const Running& running, std::uint64_t step) {
   wait_all(running, [&](int r) { return head(r).step.load(std::memory_order_acquire) >= step; });
 }
 
+// It may be still on its way here. In slices: other trouble ends the wait, too.
 std::byte* Engine::peer_memory(const Running& running, int rank, const shm::Location& location,
                                std::size_t bytes) {
-  try {
-    return mesh_->resolve(rank, location, bytes, running.call->deadline);
-  } catch (const Error& error) {
-    fail_run(running, error.kind(), concat("memory of rank ", rank, ": ", error.what()));
+  constexpr std::chrono::milliseconds kSlice(50);
+  for (;;) {
+    try {
+      return mesh_->resolve(rank, location, bytes,
+                            std::min(call_deadline(running), Deadline::after(kSlice)));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout || call_deadline(running).expired()) {
+        fail_run(running, error.kind(), concat("memory of rank ", rank, ": ", error.what()));
+      }
+    }
+    if (!troubled()) continue;
+    check_failed(running);
+    if (const int dead = casualty(running.number); dead >= 0) fail_peer(running, dead);
   }
+}
+
+void Engine::fail_nonsense(const Running& running, int rank) {
+  fail_run(running, ErrorKind::kInternal,
+           concat("what rank ", rank, " (pid ", mesh_->process(rank).pid,
+                  ") has written into the group's memory makes no sense: does something overwrite "
+                  "it?"));
+}
+
+// Where the stretches of a rank's buffer are, behind `first` others.
+std::span<const shm::Location> Engine::peer_places(const Running& running, int rank,
+                                                   std::size_t first, std::size_t count) {
+  const std::size_t room = layout_.eager_bytes() / sizeof(shm::Location);
+  if (first > room || count > room - first) fail_nonsense(running, rank);
+  const auto* places =
+      reinterpret_cast<const shm::Location*>(layout_.payload(base_, rank, running.number));
+  return {places + first, count};
 }
 
 // A rank's input or output in this process. Where it has several stretches they are as long as
@@ -374,9 +411,9 @@ View Engine::peer_view(const Running& running, int rank, Side side, const View& 
     const auto& place = side == Side::kInput ? theirs.input : theirs.output;
     return {peer_memory(running, rank, place, like.bytes()), like.bytes()};
   }
-  const auto* places =
-      reinterpret_cast<const shm::Location*>(layout_.payload(base_, rank, running.number));
-  if (side == Side::kOutput) places += theirs.stretches;
+  const auto places =
+      peer_places(running, rank, side == Side::kOutput ? theirs.stretches : std::size_t{0},
+                  like.stretches().size());
   const auto at = static_cast<std::size_t>(side == Side::kInput ? rank : size_ + rank);
   auto& stretches = stretches_[at];
   stretches.clear();

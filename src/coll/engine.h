@@ -25,6 +25,7 @@ struct EngineOptions {
   std::string name;          // of the group, for messages
   int threads = 1;           // that work on one operation of this rank, the caller's included
   bool read_private = true;  // out of other processes, where the kernel allows it
+  std::function<std::map<int, std::string>()> ended = {};  // as of shm::MeshOptions
   Deadline deadline = Deadline::after(Store::kDefaultTimeout);
 };
 
@@ -104,9 +105,20 @@ class Engine {
   void wait_all(const Running& running, Flag flag);
   void ring_sleepers() noexcept;
   static const Deadline& call_deadline(const Running& running) { return running.call->deadline; }
+  // How long one sleep lasts at most.
+  Deadline nap(const Running& running) const;
   bool troubled() const;
   void check_failed(const Running& running);
   bool gone(int rank, std::uint64_t number) const;
+  // A rank that is gone, whatever it did before; -1: there is none.
+  int casualty(std::uint64_t number) const;
+  // For a rank that waits for a late one while another is gone, which had done its part: the
+  // operation fails now, on all ranks, unless it has completed on some. False: it completes.
+  template <class Ready>
+  bool give_up_together(std::uint64_t number, Ready ready);
+  bool decide(std::uint64_t number, bool complete);
+  // At the end of an operation that was doubted.
+  void confirm(const Running& running);
   std::string describe_gone(int rank) const;
   // What a rank that is waited for does instead of its part.
   std::string describe_late(int rank, const std::string& missing) const;
@@ -135,13 +147,17 @@ class Engine {
   void compare_tables(const Running& running);
   std::vector<std::string> exchange_texts(const Running& running, std::string_view mine);
   [[noreturn]] void fail_pair(const Running& running, int source, int target);
-  Carrier carrier_of(const Running& running, int rank, std::size_t contribution) const;
+  Carrier carrier_of(const Running& running, int rank, std::size_t contribution);
   void check_members(const Running& running);
   void publish_step(std::uint64_t step);
   void wait_steps(const Running& running, std::uint64_t step);
   std::byte* peer_memory(const Running& running, int rank, const shm::Location& location,
                          std::size_t bytes);
   View peer_view(const Running& running, int rank, Side side, const View& like);
+  std::span<const shm::Location> peer_places(const Running& running, int rank, std::size_t first,
+                                             std::size_t count);
+  // For what no sound rank writes.
+  [[noreturn]] void fail_nonsense(const Running& running, int rank);
   // Between memory of this rank's, which may be in several stretches, and a buffer.
   void copy_from(const View& source, std::size_t begin, std::byte* to, std::size_t length,
                  StoreHint hint);
@@ -166,11 +182,11 @@ class Engine {
 
   // move.cpp
   void move(const Running& running);
-  bool is_staged(const Running& running, int source, std::size_t contribution, Way way) const;
+  bool is_staged(const Running& running, int source, std::size_t contribution, Way way);
   void keep_own(const Movement& movement, StoreHint hint);
   void keep_own(const Movement& movement, std::size_t begin, std::size_t length, StoreHint hint);
   void pull(const Running& running, const Movement& movement, Way way);
-  bool can_share_broadcast(const Running& running) const;
+  bool can_share_broadcast(const Running& running);
   void share_broadcast(const Running& running, StoreHint hint);
   void pull_shared(const Running& running, const Movement& movement, int source, StoreHint hint);
   void move_staged(const Running& running, const Movement& movement, Way way);
@@ -182,7 +198,8 @@ class Engine {
   GroupHead& group() const { return layout_.group(base_); }
   // What rank 0 chose for this operation, and its note of how it went.
   Way chosen(const Running& running, Route route) const {
-    return slot(0, running.number).ways[static_cast<std::size_t>(route)];
+    const Way way = slot(0, running.number).ways[static_cast<std::size_t>(route)];
+    return static_cast<int>(way) < kWays ? way : Way::kCached;  // it stands in shared memory
   }
   // Elements that have to be widened take longer a byte than others.
   static int tuned_kind(const Call& call) {
@@ -212,6 +229,7 @@ class Engine {
   std::vector<View> readable_;  // inputs within reach; without data: they are not
   std::vector<View> writable_;
   std::vector<std::vector<Stretch>> stretches_;  // of other ranks' inputs, then of their outputs
+  std::vector<std::uint64_t> counts_;            // elements, by source and target
 };
 
 }  // namespace convoy::coll

@@ -1,5 +1,6 @@
 #include "coll/engine_wait.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -63,6 +64,44 @@ bool Engine::gone(int rank, std::uint64_t number) const {
   return (left != 0 && left - 1 < number) || mesh_->loss(rank).has_value();
 }
 
+int Engine::casualty(std::uint64_t number) const {
+  for (int r = 0; r < size_; ++r) {
+    if (gone(r, number)) return r;
+  }
+  return -1;
+}
+
+// True: operation `number` is complete, or will be. The first to decide decides for all.
+bool Engine::decide(std::uint64_t number, bool complete) {
+  std::uint64_t seen = group().decided.load(std::memory_order_acquire);
+  while (seen >> 1 < number) {
+    const std::uint64_t next = number << 1 | (complete ? 0 : 1);
+    if (group().decided.compare_exchange_weak(seen, next, std::memory_order_acq_rel)) seen = next;
+  }
+  // Nobody gets to a later one unless this one completed.
+  return seen != (number << 1 | 1);
+}
+
+void Engine::confirm(const Running& running) {
+  if (decide(running.number, true)) return;
+  // Whoever decided so is about to tell why, unless it is killed first: then this rank hears of
+  // that, or of the first death, by itself.
+  while (!call_deadline(running).expired()) {
+    check_failed(running);
+    if (const int dead = casualty(running.number); dead >= 0) fail_peer(running, dead);
+    yield_cpu();
+  }
+  fail_run(running, ErrorKind::kPeerLost, "another rank failed and could not say why");
+}
+
+// Woken it is by whoever makes the wait succeed; the limit is for words that somebody overwrites,
+// and, where something is wrong already, for what follows from it.
+Deadline Engine::nap(const Running& running) const {
+  constexpr std::chrono::milliseconds kLong(500);
+  constexpr std::chrono::milliseconds kShort(5);
+  return std::min(call_deadline(running), Deadline::after(troubled() ? kShort : kLong));
+}
+
 std::string Engine::describe_gone(int rank) const {
   const auto& process = mesh_->process(rank);
   const std::uint64_t left = head(rank).left.load(std::memory_order_acquire);
@@ -108,7 +147,11 @@ std::pair<ErrorKind, std::string> Engine::recorded_cause() const {
   }
   const auto length = std::min<std::size_t>(cause.length, kCauseBytes);
   const auto kind = std::min<std::uint32_t>(cause.kind, static_cast<int>(ErrorKind::kInternal));
-  return {static_cast<ErrorKind>(kind), std::string(cause.text.data(), length)};
+  std::string text(cause.text.data(), length);
+  // One line, whatever stands there.
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, '?');
+  return {static_cast<ErrorKind>(kind), std::move(text)};
 }
 
 void Engine::record_failure(std::uint64_t number, ErrorKind kind,
@@ -164,7 +207,7 @@ void Engine::quarantine_buffers(const Running& running) {
     for (const Stretch& each : view.stretches()) {
       if (each.bytes == 0) continue;
       const auto location = fabric.locate(each.data, each.bytes);
-      if (location) fabric.quarantine(location, released);
+      if (location) mesh_->quarantine(location, released);
     }
   }
 }

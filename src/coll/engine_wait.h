@@ -6,6 +6,20 @@
 
 namespace convoy::coll {
 
+// A sleeper, as long as this lives.
+class Announcement {
+ public:
+  explicit Announcement(WaitWord& word) : word_(word) {
+    word_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  }
+  Announcement(const Announcement&) = delete;
+  Announcement& operator=(const Announcement&) = delete;
+  ~Announcement() { word_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  WaitWord& word_;
+};
+
 template <class Ready, class Blocker, class Lagging>
 void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging lagging) {
   // A failed wait looks at the flags once more after the reason to fail is known: what a dead rank
@@ -16,6 +30,9 @@ void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging 
     if (ready()) return true;
     check_failed(running);
     if (culprit >= 0) fail_peer(running, culprit);
+    // Whoever is waited for may come late: nobody waits for it to hear of a death.
+    const int dead = casualty(running.number);
+    if (dead >= 0 && give_up_together(running.number, ready)) fail_peer(running, dead);
     return false;
   };
   // The first looks follow at once: pauses between them would be most of what a small operation
@@ -33,23 +50,31 @@ void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging 
   }
   WaitWord& bell = group().bell;
   for (;;) {
-    // Announce first, look again, then sleep: whoever makes ready() true after this look sees the
-    // announcement. Both sides have a seq_cst fence between their write and their look.
-    bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    full_fence();
-    const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
-    const bool done = ready();
-    bool in_time = true;
-    if (!done) {
-      // Trouble that does not concern this wait keeps it awake: the next look may be the last.
-      in_time = troubled() ? !call_deadline(running).expired()
-                           : futex_wait(bell.value, seen, call_deadline(running));
+    {
+      // Announce first, look again, then sleep: whoever makes ready() true after this look sees the
+      // announcement. Both sides have a seq_cst fence between their write and their look.
+      const Announcement announcement(bell);
+      full_fence();
+      const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
+      if (ready() || give_up_if_hopeless()) return;
+      futex_wait(bell.value, seen, nap(running));
     }
-    bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
-    if (done || ready() || give_up_if_hopeless()) return;
-    if (!in_time) fail_late(running, lagging());
-    if (troubled()) yield_cpu();
+    if (ready() || give_up_if_hopeless()) return;
+    if (call_deadline(running).expired()) fail_late(running, lagging());
   }
+}
+
+// Whoever completes an operation has set its flag before it looks at `doubted`. This one writes
+// `doubted` before it looks at the flags. Both have a fence in between (the other one's is in
+// ring_sleepers). So either this one sees the flag, or the other one sees the doubt and asks what
+// was decided: tests/model/wait.pml.
+template <class Ready>
+bool Engine::give_up_together(std::uint64_t number, Ready ready) {
+  std::uint64_t seen = group().doubted.load(std::memory_order_acquire);
+  while (seen < number && !group().doubted.compare_exchange_weak(seen, number)) {
+  }
+  full_fence();
+  return !ready() && !decide(number, false);
 }
 
 template <class Flag>

@@ -14,6 +14,7 @@
 #include "coll/group_impl.h"
 #include "coll/shared_memory.h"
 #include "os/quick_clock.h"
+#include "store/ended.h"
 
 namespace convoy::coll {
 
@@ -373,6 +374,7 @@ std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int ra
                                  {.name = options.name,
                                   .threads = options.threads,
                                   .read_private = options.read_private,
+                                  .ended = [rank, size] { return ended_ranks(rank, size); },
                                   .deadline = Deadline::after(options.timeout)}),
               options.timeout);
 }

@@ -12,6 +12,8 @@ namespace convoy::coll {
 namespace {
 
 constexpr std::chrono::milliseconds kAwake(1);
+// Of one sleep: whoever sends rings, unless somebody has overwritten the word that says who sleeps.
+constexpr std::chrono::milliseconds kLongSleep(500);
 constexpr int kShortWait = 200;
 // What may wait to be received.
 constexpr std::size_t kMostUnexpected = std::size_t{1} << 30;
@@ -116,21 +118,13 @@ void Mail::run(std::span<Transfer> transfers) {
 void Mail::start(std::span<const std::shared_ptr<Transfer>> transfers) {
   {
     Lock lock(mutex_);
+    start_worker();  // first: nothing is sent or expected yet if this throws
     for (const auto& transfer : transfers) {
       transfer->self = transfer;
       ++asynchronous_;
       post(*transfer);
     }
     progress();
-    if ((asynchronous_ != 0 || has_answers()) && !worker_.joinable() && !closing_) {
-      try {
-        worker_ = start_thread([this, alive = keep_()] { work(); });
-      } catch (...) {  // nobody would ever finish these
-        fail_all(std::current_exception());
-        callbacks_.run(lock);
-        throw;
-      }
-    }
     ring(rank_);  // the worker may sleep for the sake of others
     callbacks_.run(lock);
   }
@@ -222,7 +216,7 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
     full_fence();
     const std::uint32_t seen = mail.value.load(std::memory_order_acquire);
     if (!look() && !done()) {
-      const Deadline until = std::min(deadline, next_deadline());
+      const Deadline until = std::min({deadline, next_deadline(), Deadline::after(kLongSleep)});
       // Trouble that does not concern what is waited for may do so soon; and a receiver does not
       // ring for every letter that it takes out of a full ring.
       const bool awake = engine_.troubled() || has_backlog();
@@ -238,6 +232,11 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
   }
 }
 
+void Mail::start_worker() {
+  if (worker_.joinable() || closing_) return;
+  worker_ = start_thread([this, alive = keep_()] { work(); });
+}
+
 // For asynchronous transfers, whether or not somebody waits for them. Does not spin: who is in a
 // hurry waits.
 void Mail::work() {
@@ -247,7 +246,13 @@ void Mail::work() {
     const auto idle = [&] { return asynchronous_ == 0 && !has_answers(); };
     started_.wait(lock, [&] { return closing_ || !idle(); });
     if (closing_) return;
-    wait_for(lock, Deadline::never(), 0, [&] { return closing_ || idle(); });
+    try {
+      wait_for(lock, Deadline::never(), 0, [&] { return closing_ || idle(); });
+    } catch (...) {
+      // Memory ran out, for example: those who wait are told.
+      if (!lock.owns_lock()) lock.lock();
+      fail_all(std::current_exception());
+    }
   }
 }
 
@@ -258,7 +263,9 @@ bool Mail::has_answers() const {
 
 bool Mail::has_backlog() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-    return !peer.answers.empty() || !peer.outgoing.empty();
+    return !peer.answers.empty() || !peer.outgoing.empty() ||
+           std::any_of(peer.arriving.begin(), peer.arriving.end(),
+                       [](const Arriving& one) { return !one.from; });
   });
 }
 
@@ -313,7 +320,7 @@ void Mail::fail_all(const std::exception_ptr& why) {
     for (const auto& [number, send] : peer.unanswered) {
       const auto place =
           send->bounce ? send->bounce.location() : fabric.locate(send->data, send->bytes);
-      if (place) fabric.quarantine(place, released);
+      if (place) engine_.mesh_->quarantine(place, released);
       send->bounce = {};
     }
     peer = Peer{};
@@ -388,7 +395,7 @@ void Mail::fail_those_with(int rank, const std::exception_ptr& why) {
       lost.push_back(send);
       const auto place =
           send->bounce ? send->bounce.location() : fabric.locate(send->data, send->bytes);
-      if (place) fabric.quarantine(place, engine_.all_gave_up());
+      if (place) engine_.mesh_->quarantine(place, engine_.all_gave_up());
       send->bounce = {};
     }
     peer.unanswered.clear();

@@ -62,7 +62,7 @@ class Mail final : public Messages {
   struct Arriving {
     Transfer* receive;
     Received letter;
-    std::byte* from;
+    std::byte* from;  // nullptr: its memory is still on its way here
   };
   struct Peer {
     std::uint64_t written = 0;                      // letters to it
@@ -83,9 +83,10 @@ class Mail final : public Messages {
   bool write_letters(int rank);
   bool fill_bounces(int rank);
   bool copy_arriving(int rank);
+  std::byte* find_memory(int rank, const Received& letter) const;
   bool has_room(int rank);
   bool has_answers() const;  // that wait for room
-  bool has_backlog() const;  // that, or sends
+  bool has_backlog() const;  // that, or sends, or memory that is on its way
   void write(int rank, const Letter::Header& header, std::span<const std::byte> body);
   void write_send(int rank, Transfer& send);
   void handle_answer(int rank, const Received& letter);
@@ -106,6 +107,7 @@ class Mail final : public Messages {
 
   template <class Done>
   bool wait_for(Lock& lock, const Deadline& deadline, int spins, const Done& done);
+  void start_worker();
   void work();
   std::string describe(const Transfer& transfer) const;
   std::exception_ptr error(const Transfer& transfer, ErrorKind kind, const std::string& text) const;

@@ -249,20 +249,24 @@ void Mail::deliver(Transfer& receive, int rank, Received letter, const std::byte
     if (receive.bytes != 0) std::memcpy(receive.data, data, receive.bytes);
     return finish(receive);
   }
-  std::byte* from = nullptr;
-  try {
-    const bool bounce = header.kind == Letter::Kind::kBounce;
-    const auto place = body_as<shm::Location>(letter.body);
-    if (bounce && place.offset % alignof(Bounce) != 0) {
-      fail(ErrorKind::kInvalidArgument, "rank ", rank, " published memory at an odd offset");
-    }
-    from =
-        engine_.mesh_->resolve(rank, place, bounce ? kBounceBytes : header.bytes, receive.deadline);
-  } catch (const Error& failure) {
-    answer(rank, letter, Letter::Kind::kRefusal, receive);
-    return finish(receive, error(receive, failure.kind(), failure.what()));
+  peers_[static_cast<std::size_t>(rank)].arriving.push_back({&receive, std::move(letter), nullptr});
+}
+
+// Where a large message is; nullptr: its descriptor is still on its way. Does not wait: others need
+// the lock.
+std::byte* Mail::find_memory(int rank, const Received& letter) const {
+  const bool bounce = letter.header.kind == Letter::Kind::kBounce;
+  const auto place = body_as<shm::Location>(letter.body);
+  if (bounce && place.offset % alignof(Bounce) != 0) {
+    fail(ErrorKind::kInvalidArgument, "rank ", rank, " published memory at an odd offset");
   }
-  peers_[static_cast<std::size_t>(rank)].arriving.push_back({&receive, std::move(letter), from});
+  try {
+    return engine_.mesh_->resolve(rank, place, bounce ? kBounceBytes : letter.header.bytes,
+                                  Deadline::after(std::chrono::nanoseconds(0)));
+  } catch (const Error& failure) {
+    if (failure.kind() == ErrorKind::kTimeout) return nullptr;
+    throw;
+  }
 }
 
 void Mail::answer(int rank, const Received& letter, Letter::Kind kind, const Transfer& receive) {
@@ -278,6 +282,19 @@ bool Mail::copy_arriving(int rank) {
   bool moved = false;
   for (auto it = arriving.begin(); it != arriving.end();) {
     Transfer& receive = *it->receive;
+    try {
+      if (!it->from) it->from = find_memory(rank, it->letter);
+    } catch (const Error& failure) {
+      answer(rank, it->letter, Letter::Kind::kRefusal, receive);
+      it = arriving.erase(it);
+      finish(receive, error(receive, failure.kind(), failure.what()));
+      moved = true;
+      continue;
+    }
+    if (!it->from) {
+      ++it;
+      continue;
+    }
     const StoreHint hint = hint_for_output(receive.bytes);
     const bool shared = it->letter.header.kind == Letter::Kind::kShared;
     if (shared) {

@@ -1,5 +1,8 @@
 #include "coll/mesh.h"
 
+#include <poll.h>
+
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstring>
@@ -15,22 +18,11 @@ constexpr const char* kControlKey = "control";
 
 std::string hello_key(int rank) { return concat("process/", rank); }
 
-// Waits for a key, but not when another rank has given up: then throws what that rank threw.
-std::string get_unless_failed(Store& store, const std::string& key, const Deadline& deadline) {
-  for (;;) {
-    const auto slice = std::min(Deadline::after(std::chrono::milliseconds(100)), deadline);
-    try {
-      return store.get(key, slice);
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kTimeout) throw;
-    }
-    if (const auto failure = store.try_get(kFailedKey)) {
-      const auto kind = static_cast<ErrorKind>(failure->at(0) - '0');
-      throw Error(kind, failure->substr(1));
-    }
-    if (deadline.expired()) fail(ErrorKind::kTimeout, "timed out waiting for '", key, "'");
-  }
-}
+// Between looks at who is gone: short at first, as ranks come together soon or late.
+constexpr std::chrono::milliseconds kFirstSlice(10);
+constexpr std::chrono::milliseconds kLastSlice(50);
+// A dying process closes its descriptors a moment before its pidfd tells how it ended.
+constexpr std::chrono::milliseconds kExitGrace(500);
 
 struct ControlInfo {
   Location location;
@@ -90,6 +82,7 @@ void Mesh::join(Store& store, const MeshOptions& options) {
   };
   try {
     meet(store, options);
+    connect(store, options);
     share_control(store, options);
   } catch (const Error& error) {
     const std::string text = error.what();
@@ -98,14 +91,59 @@ void Mesh::join(Store& store, const MeshOptions& options) {
   }
 }
 
+// Waits for a key, but not for ranks that have given up or are gone.
+std::string Mesh::get(Store& store, const std::string& key, const MeshOptions& options) const {
+  for (auto slice = kFirstSlice;; slice = std::min(2 * slice, kLastSlice)) {
+    try {
+      return store.get(key, std::min(Deadline::after(slice), options.deadline));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+    }
+    check(store, options);
+    if (options.deadline.expired()) fail(ErrorKind::kTimeout, "timed out waiting for '", key, "'");
+  }
+}
+
+void Mesh::check(Store& store, const MeshOptions& options) const {
+  if (const auto failure = store.try_get(kFailedKey); failure && !failure->empty()) {
+    const int kind = std::clamp(failure->front() - '0', 0, static_cast<int>(ErrorKind::kInternal));
+    throw Error(static_cast<ErrorKind>(kind), failure->substr(1));
+  }
+  check_alive(options);
+}
+
+void Mesh::check_alive(const MeshOptions& options) const {
+  const auto fail_lost = [](int rank, const std::string& who, const std::string& how) {
+    fail(ErrorKind::kPeerLost, "rank ", rank, who, " ", how,
+         " while the group was being made; read rank ", rank, "'s log first");
+  };
+  bool all_met = true;
+  for (int r = 0; r < size(); ++r) {
+    const Member& member = members_[at(r)];
+    all_met &= member.met;
+    const auto who = [&] {
+      return concat(" (pid ", member.info.pid, ", host ", member.info.host, ")");
+    };
+    if (member.peer) {
+      if (const auto loss = member.peer->loss()) fail_lost(r, who(), *loss);
+    } else if (member.watched) {
+      const auto [pid, start] = std::pair(member.info.pid, member.info.start_time);
+      const auto life = member.pidfd ? liveness_by(member.pidfd.get()) : liveness_of(pid, start);
+      if (life == Liveness::kDead) fail_lost(r, who(), describe_end(pid, member.pidfd.get()));
+    }
+  }
+  if (all_met || !options.ended) return;
+  for (const auto& [rank, how] : options.ended()) {
+    if (rank < size() && !members_[at(rank)].met) fail_lost(rank, "", how);
+  }
+}
+
 void Mesh::meet(Store& store, const MeshOptions& options) {
-  Fabric& fabric = Fabric::instance();
-  store.set(hello_key(rank_), fabric.self().encode());
+  store.set(hello_key(rank_), Fabric::instance().self().encode());
   std::string missing;
   for (int other = 0; other < size(); ++other) {
     try {
-      members_[at(other)].info =
-          ProcessInfo::decode(get_unless_failed(store, hello_key(other), options.deadline));
+      introduce(other, ProcessInfo::decode(get(store, hello_key(other), options)));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       missing += concat(missing.empty() ? "" : ", ", other);
@@ -115,7 +153,47 @@ void Mesh::meet(Store& store, const MeshOptions& options) {
     fail(ErrorKind::kTimeout, "these ranks did not come by the deadline: ", missing,
          "; were they started, and with the same store and group name?");
   }
-  for (auto& member : members_) member.peer = fabric.connect(member.info, options.deadline);
+}
+
+// From now on its death is seen, by whoever has met it.
+void Mesh::introduce(int rank, ProcessInfo info) {
+  const ProcessInfo& self = Fabric::instance().self();
+  Member& member = members_[at(rank)];
+  member.info = std::move(info);
+  member.met = true;
+  if (member.info.id == self.id || member.info.boot != self.boot ||
+      member.info.domain != self.domain) {
+    return;  // itself, or one that connect() refuses
+  }
+  member.watched = true;
+  member.pidfd = open_pidfd(member.info.pid);
+  // The number may be another process's by now.
+  if (process_start_time(member.info.pid) != member.info.start_time) member.pidfd.reset();
+}
+
+void Mesh::connect(Store& store, const MeshOptions& options) {
+  Fabric& fabric = Fabric::instance();
+  for (int r = 0; r < size(); ++r) {
+    Member& member = members_[at(r)];
+    bool told = false;  // what is thrown is complete
+    const auto look = [&] {
+      told = true;
+      check(store, options);
+      told = false;
+    };
+    try {
+      member.peer = fabric.connect(member.info, options.deadline, look);
+    } catch (const Error& error) {
+      if (told) throw;
+      // Perhaps because it is dying: then who it is and how it ends is to be told.
+      if (error.kind() == ErrorKind::kPeerLost && member.pidfd) {
+        wait_ready(member.pidfd.get(), POLLIN, Deadline::after(kExitGrace));
+      }
+      check(store, options);
+      fail(error.kind(), "rank ", r, ": ", error.what());
+    }
+    member.pidfd.reset();
+  }
 }
 
 void Mesh::share_control(Store& store, const MeshOptions& options) {
@@ -129,21 +207,27 @@ void Mesh::share_control(Store& store, const MeshOptions& options) {
     info = {control_block_.location(), options.control_bytes, random_u64()};
     store.set(kControlKey, info.encode());
   } else {
-    info = ControlInfo::decode(get_unless_failed(store, kControlKey, options.deadline));
+    info = ControlInfo::decode(get(store, kControlKey, options));
     if (info.bytes != options.control_bytes) {
       fail(ErrorKind::kInvalidArgument, "rank 0 shares ", info.bytes, " bytes and rank ", rank_,
            " expects ", options.control_bytes, ": different versions or settings of convoy");
     }
-    base = resolve(0, info.location, proofs + info.bytes, options.deadline);
+    try {
+      base = resolve(0, info.location, proofs + info.bytes, options.deadline);
+    } catch (const Error&) {
+      check(store, options);
+      throw;
+    }
     if (const auto& owner = members_[0].peer) {
       control_mapping_ = owner->keep(info.location.segment);
     }
   }
+  if (!members_[0].peer) control_location_ = info.location;
   proof_word(base, rank_).store(proof_of(info.token, rank_), std::memory_order_release);
   // A barrier in the store, so that every proof is there to be read.
   const std::string mapped = "mapped";
   if (store.add(mapped + "/count", 1) == size()) store.set(mapped, "");
-  get_unless_failed(store, mapped, options.deadline);
+  get(store, mapped, options);
   for (int other = 0; other < size(); ++other) {
     if (proof_word(base, other).load(std::memory_order_acquire) != proof_of(info.token, other)) {
       fail(ErrorKind::kUnsupported, "rank ", other, " (pid ", process(other).pid,
@@ -182,7 +266,11 @@ std::vector<std::shared_ptr<Peer>> Mesh::peers() const {
 }
 
 void Mesh::keep_control_until(std::function<bool()> released) {
-  if (control_block_) Fabric::instance().quarantine(control_block_.location(), std::move(released));
+  if (control_block_) quarantine(control_block_.location(), std::move(released));
+}
+
+void Mesh::quarantine(const Location& location, std::function<bool()> released) const {
+  Fabric::instance().quarantine(location, std::move(released), control_location_);
 }
 
 }  // namespace convoy::shm

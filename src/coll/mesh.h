@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +20,9 @@ struct MeshOptions {
   std::size_t control_bytes = 0;  // of memory that all ranks share
   std::size_t cleared_bytes = 0;  // how much of it, from its beginning, must start as zeros
   Deadline deadline = Deadline::after(Store::kDefaultTimeout);
+  // Ranks that have ended ("exited with exit code 0") as far as somebody else knows: those of them
+  // that have not come never will. Asked now and then.
+  std::function<std::map<int, std::string>()> ended = {};
 };
 
 // The ranks of one group on one host, each connected to every other: a piece of memory that all
@@ -28,7 +33,7 @@ class Mesh {
   // Collective. The ranks meet through `store`, whose keys must not have been used before
   // (with_prefix). That they share a host is proved by a connection and by a word written into the
   // shared memory, never taken from the environment. If one rank fails here, all fail with its
-  // error.
+  // error; if one dies, all get kPeerLost soon, with its name.
   static std::shared_ptr<Mesh> create(Store& store, int rank, int size, const MeshOptions& options);
   ~Mesh();
 
@@ -57,23 +62,36 @@ class Mesh {
   // The control memory is kept until `released()` although this object goes. Must not block, nor
   // own this object.
   void keep_control_until(std::function<bool()> released);
+  // As Fabric::quarantine(), for a `released` that looks at the control memory.
+  void quarantine(const Location& location, std::function<bool()> released) const;
 
  private:
   struct Member {
     ProcessInfo info;
     std::shared_ptr<Peer> peer;  // nullptr: a rank of this process
+    // While ranks meet: `info` is known; and how it is watched until there is a peer.
+    bool met = false;
+    bool watched = false;  // it is another process, of which this one can tell whether it lives
+    UniqueFd pidfd;        // may be missing: there may be no descriptors
   };
 
   Mesh(int rank, int size) : rank_(rank), members_(static_cast<std::size_t>(size)) {}
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
   void join(Store& store, const MeshOptions& options);
   void meet(Store& store, const MeshOptions& options);
+  void introduce(int rank, ProcessInfo info);
+  void connect(Store& store, const MeshOptions& options);
   void share_control(Store& store, const MeshOptions& options);
+  std::string get(Store& store, const std::string& key, const MeshOptions& options) const;
+  // Throws what another rank threw; kPeerLost if one is gone.
+  void check(Store& store, const MeshOptions& options) const;
+  void check_alive(const MeshOptions& options) const;
 
   const int rank_;
   std::vector<Member> members_;
   Block control_block_;  // of rank 0 only
   std::shared_ptr<const Segment> control_mapping_;
+  Location control_location_;  // if it is this process's own
   std::span<std::byte> control_;
 };
 

@@ -14,9 +14,7 @@
 namespace convoy::coll {
 
 void Engine::move(const Running& running) {
-  const Movement movement(*running.call, rank_, size_, [&](int r) -> const CountTable& {
-    return layout_.table(base_, r, running.number);
-  });
+  const Movement movement(*running.call, rank_, size_, counts_);
   if (size_ == 1) return keep_own(movement, StoreHint::kCached);
 
   bool small = true, staged = false, readable = true;
@@ -68,20 +66,19 @@ void Engine::keep_own(const Movement& movement, std::size_t begin, std::size_t l
                                     });
 }
 
-bool Engine::is_staged(const Running& running, int source, std::size_t contribution,
-                       Way way) const {
+bool Engine::is_staged(const Running& running, int source, std::size_t contribution, Way way) {
   return way != Way::kRead && carrier_of(running, source, contribution) == Carrier::kPrivate;
 }
 
 // True if the root's data, and where the others want it, are within reach of all ranks. All of them
 // find the same.
-bool Engine::can_share_broadcast(const Running& running) const {
+bool Engine::can_share_broadcast(const Running& running) {
   const Call& call = *running.call;
   if (call.signature.op != OpKind::kBroadcast) return false;
   const int root = static_cast<int>(call.signature.root);
   for (int r = 0; r < size_; ++r) {
     const bool reachable = r == root ? carrier_of(running, r, call.output_bytes) == Carrier::kShared
-                                     : slot(r, running.number).shared_output;
+                                     : slot(r, running.number).shared_output != 0;
     if (!reachable) return false;
   }
   return true;
@@ -122,6 +119,7 @@ void Engine::pull(const Running& running, const Movement& movement, Way way) {
     const std::size_t contribution = movement.contribution(source);
     const View target = movement.incoming(source);
     const std::size_t offset = movement.offset(source, rank_);
+    if (offset > contribution || bytes > contribution - offset) fail_nonsense(running, source);
     const Slot& theirs = slot(source, running.number);
     switch (carrier_of(running, source, contribution)) {
       case Carrier::kNone: break;
@@ -150,16 +148,16 @@ void Engine::pull_shared(const Running& running, const Movement& movement, int s
     return copy_to(target, 0, peer_memory(running, source, place, bytes), bytes, hint);
   }
   // Several stretches: for everyone the same ones, as long as those they go to; otherwise one each.
-  const auto* places =
-      reinterpret_cast<const shm::Location*>(layout_.payload(base_, source, running.number));
   if (!movement.multicast()) {
-    const auto place = places[static_cast<std::size_t>(rank_)];
+    const auto place = peer_places(running, source, static_cast<std::size_t>(rank_), 1)[0];
     return copy_to(target, 0, peer_memory(running, source, place, bytes), bytes, hint);
   }
-  for (const Stretch& to : target.stretches()) {
-    const shm::Location& place = *places++;
+  const auto stretches = target.stretches();
+  const auto places = peer_places(running, source, 0, stretches.size());
+  for (std::size_t i = 0; i < stretches.size(); ++i) {
+    const Stretch& to = stretches[i];
     if (to.bytes == 0) continue;
-    copy_to(target, to.begin, peer_memory(running, source, place, to.bytes), to.bytes, hint);
+    copy_to(target, to.begin, peer_memory(running, source, places[i], to.bytes), to.bytes, hint);
   }
 }
 

@@ -1,20 +1,18 @@
 #pragma once
 
+#include <span>
+
 #include "coll/call.h"
 
 namespace convoy::coll {
 
 // Who sends what to whom in an operation that moves data without combining it, in bytes. The same
-// on every rank, computed from the call and, where counts differ by rank, from all ranks' tables.
+// on every rank, computed from the call and, where counts differ by rank, from all ranks' counts.
 class Movement {
  public:
-  // `tables` gives a rank's CountTable; only asked where the operation has one.
-  template <class Tables>
-  Movement(const Call& call, int rank, int size, const Tables& tables)
-      : call_(call), kind_(call.signature.op), rank_(rank), size_(size) {
-    if (!has_table(kind_)) return;
-    for (int r = 0; r < size; ++r) tables_[static_cast<std::size_t>(r)] = &tables(r);
-  }
+  // `counts` are elements by source and target; only looked at where they differ by rank.
+  Movement(const Call& call, int rank, int size, std::span<const std::uint64_t> counts)
+      : call_(call), kind_(call.signature.op), rank_(rank), size_(size), counts_(counts) {}
 
   // Every receiver gets the same bytes of a source: they need to be staged once only.
   bool multicast() const {
@@ -35,7 +33,8 @@ class Movement {
   std::size_t part() const { return call_.signature.count * call_.element(); }
   bool is_root(int rank) const { return rank == static_cast<int>(call_.signature.root); }
   std::size_t table_bytes(int source, int target) const {
-    return tables_[static_cast<std::size_t>(source)]->send[static_cast<std::size_t>(target)] *
+    return counts_[static_cast<std::size_t>(source) * static_cast<std::size_t>(size_) +
+                   static_cast<std::size_t>(target)] *
            call_.element();
   }
 
@@ -43,7 +42,7 @@ class Movement {
   OpKind kind_;
   int rank_;
   int size_;
-  std::array<const CountTable*, kMaxRanks> tables_;
+  std::span<const std::uint64_t> counts_;
 };
 
 }  // namespace convoy::coll

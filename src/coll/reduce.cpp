@@ -113,7 +113,7 @@ bool Engine::find_buffers(const Running& running, const ReducePlan& plan) {
     const Carrier carrier = carrier_of(running, r, call.input_bytes);
     const bool reachable = carrier != Carrier::kPrivate;
     const bool target = plan.collects(r);
-    const bool shared_target = target && theirs.shared_output;
+    const bool shared_target = target && theirs.shared_output != 0;
     direct &= reachable && (!target || shared_target);
     if (r == rank_) {
       readable_[i] = call.input_view();
@@ -223,12 +223,12 @@ void Engine::combine_staged(const Running& running, const ReducePlan& plan, Way 
   const auto n = static_cast<std::size_t>(size_);
   const auto me = static_cast<std::size_t>(rank_);
   const bool i_stage = carrier_of(running, rank_, call.input_bytes) == Carrier::kPrivate;
-  const bool i_collect = plan.collects(rank_) && !slot(rank_, running.number).shared_output;
+  const bool i_collect = plan.collects(rank_) && slot(rank_, running.number).shared_output == 0;
   bool anyone_stages = false, anyone_collects = false;
   std::size_t most = 0;
   for (int r = 0; r < size_; ++r) {
     anyone_stages |= carrier_of(running, r, call.input_bytes) == Carrier::kPrivate;
-    anyone_collects |= plan.collects(r) && !slot(r, running.number).shared_output;
+    anyone_collects |= plan.collects(r) && slot(r, running.number).shared_output == 0;
     most = std::max(most, plan.bytes(r));
   }
   // Without buffers there is no reason for rounds.

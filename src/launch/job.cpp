@@ -11,6 +11,7 @@
 #include "launch/tuning.h"
 #include "os/descendants.h"
 #include "os/flight_dump.h"
+#include "store/ended.h"
 
 namespace convoy::launch {
 namespace {
@@ -23,6 +24,7 @@ constexpr milliseconds kSameStop{250};
 constexpr milliseconds kPatience{1000};      // before we say whom we wait for
 constexpr milliseconds kGiveUp{10'000};      // a process that SIGKILL does not end
 constexpr std::size_t kOperationsShown = 5;  // of the flight record of a rank that failed
+constexpr milliseconds kOldFailure{10'000};  // one before the end of a rank is not its cause
 constexpr milliseconds kLastWords{2000};     // for the report when nobody may be there to read it
 
 std::vector<int> with_child_signal(std::vector<int> signals) {
@@ -179,6 +181,8 @@ void Job::on_rank_end(RankProcess& rank) {
   if (!unwatched_.insert(rank.rank()).second) return;
   const auto status = rank.try_wait();
   if (!status) return;  // cannot be: its pidfd was readable
+  // Ranks that make a group do not wait for it any longer.
+  store_.append(kEndedKey, ended_line(rank.rank(), *status));
   output_.drain(rank.rank());
   if (stdin_feed_) stdin_feed_->drop(rank.rank());
   const bool of_itself = phase_ == Phase::kRunning || phase_ == Phase::kSettling;
@@ -337,8 +341,8 @@ void Job::add_flight_records() {
   const auto end = (start_ + first.lived).time_since_epoch();
   for (const auto& log : logs) {
     if (log.rank != first.rank) continue;
-    first.last_operations = flight::last_operations(log, kOperationsShown, end);
-    first.waited_for = flight::who_waits_for(log, logs);
+    first.last_operations = flight::last_operations(log, kOperationsShown, end, end - kOldFailure);
+    first.waited_for = flight::who_waited_for(log, logs, end - kOldFailure);
   }
   if (options_.log_folder.empty() || logs.empty()) return;
   try {

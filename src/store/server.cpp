@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_limit.h"
 #include "base/loop.h"
 #include "os/socket.h"
 #include "store/connection.h"
@@ -88,6 +88,15 @@ class StoreServer::Impl {
     });
   }
 
+  void append(const std::string& key, const std::string& value) {
+    thread_.call([&] {
+      table_.handle(kServer,
+                    {.code = static_cast<std::uint8_t>(StoreOp::kAppend), .parts = {key, value}},
+                    Deadline::Clock::now());
+      arm_timer_on_loop();
+    });
+  }
+
   Stats stats() {
     Stats stats;
     thread_.call([&] {
@@ -103,6 +112,7 @@ class StoreServer::Impl {
 
  private:
   using ClientId = StoreTable::ClientId;
+  static constexpr ClientId kServer = 0;  // no client; nobody gets its replies
 
   struct Client {
     StoreConnection connection;
@@ -120,7 +130,7 @@ class StoreServer::Impl {
     try {
       while (auto socket = listener_->try_accept()) admit_on_loop(*socket);
     } catch (const Error& error) {
-      log_warn("store: ", error.what(), "; trying again");
+      foreign_.warn("store: ", error.what(), "; trying again");
       thread_.loop().unwatch(listener_watch_);
       thread_.loop().cancel(accept_timer_);
       listen_later_on_loop();
@@ -132,7 +142,7 @@ class StoreServer::Impl {
       try {
         watch_listener_on_loop();
       } catch (const Error& error) {
-        log_warn("store: ", error.what(), "; trying again");
+        foreign_.warn("store: ", error.what(), "; trying again");
         listen_later_on_loop();
       }
     });
@@ -144,7 +154,7 @@ class StoreServer::Impl {
       add_client_on_loop(socket);
     } catch (const Error& error) {
       ++rejected_;
-      log_warn("store: ", error.what());
+      foreign_.warn("store: ", error.what());
       say_why(socket, error);
     }
   }
@@ -187,7 +197,7 @@ class StoreServer::Impl {
 
   void close_with_on_loop(ClientId id, const Error& error) {
     ++rejected_;
-    log_warn("store: closing a connection: ", error.what());
+    foreign_.warn("store: closing a connection: ", error.what());
     reply_on_loop(id, {.message = error_reply(kConnectionId, error.kind(), error.what())});
     remove_on_loop(id);
   }
@@ -233,7 +243,7 @@ class StoreServer::Impl {
       client.connection.reply(std::move(reply));
       settle_on_loop(client);
     } catch (const std::exception& error) {
-      log_warn("store: closing a connection: ", error.what());
+      foreign_.warn("store: closing a connection: ", error.what());
       client.connection.shutdown();
     }
   }
@@ -270,6 +280,7 @@ class StoreServer::Impl {
   Loop::WatchId listener_watch_ = 0;
   Loop::TimerId accept_timer_ = 0;
   std::size_t rejected_ = 0;
+  LogLimit foreign_;  // of lines that clients cause
   std::optional<Deadline::Clock::time_point> armed_;
   Loop::TimerId timer_ = 0;
   LoopThread thread_{"convoy-store"};  // last: its handlers use everything above
@@ -282,6 +293,9 @@ std::string StoreServer::listen(const std::string& folder, const std::string& na
   return impl_->listen(folder, name);
 }
 void StoreServer::unlink() { impl_->unlink(); }
+void StoreServer::append(const std::string& key, const std::string& value) {
+  impl_->append(key, value);
+}
 StoreServer::Stats StoreServer::stats() { return impl_->stats(); }
 
 }  // namespace convoy

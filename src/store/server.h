@@ -42,6 +42,9 @@ class StoreServer {
   // Stops listening and removes that path, once everybody has met; connections stay.
   void unlink();
 
+  // What a client's append() does, by whoever serves the store; if the store is full, nothing.
+  void append(const std::string& key, const std::string& value);
+
   struct Stats {
     std::size_t clients = 0;
     std::size_t keys = 0;

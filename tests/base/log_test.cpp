@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log_limit.h"
 #include "os/process.h"
 #include "support/capture.h"
 #include "support/rank_group.h"
@@ -160,6 +161,29 @@ TEST_F(LogTest, EnvironmentChoosesTheLevel) {
         << (one.log ? one.log : "-") << " " << (one.debug ? one.debug : "-") << " "
         << (one.torch ? one.torch : "-");
   }
+}
+
+TEST(LogLimitTest, AFewLinesThenOneASecond) {
+  LogLimit limit;
+  auto now = LogLimit::Clock::now();
+  int written = 0;
+  std::string last;
+  const auto try_one = [&] {
+    std::string note;
+    if (!limit.allow(note, now)) return;
+    ++written;
+    last = note;
+  };
+  for (int i = 0; i < 1000; ++i) try_one();
+  EXPECT_EQ(written, 5);
+  EXPECT_EQ(last, "");
+  now += std::chrono::seconds(1);
+  for (int i = 0; i < 1000; ++i) try_one();
+  EXPECT_EQ(written, 6);
+  EXPECT_EQ(last, " (995 such lines were left out)");
+  now += std::chrono::hours(1);
+  for (int i = 0; i < 1000; ++i) try_one();
+  EXPECT_EQ(written, 11) << "what was not used does not add up";
 }
 
 TEST(LogEnvironmentTest, IsReadAtFirstUse) {

@@ -7,9 +7,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <random>
 #include <thread>
 
 #include "base/concat.h"
+#include "coll/control.h"
+#include "coll/mesh.h"
+#include "coll/shared_memory.h"
 #include "exercise.h"
 
 namespace convoy::coll::test {
@@ -148,6 +152,89 @@ TEST_P(KillInTest, SurvivorsAreToldWhoDiedAndAgree) {
   }
   EXPECT_LT(Clock::now() - killed, kEventLimit);
   ranks.join();
+}
+
+// A rank dies after it has arrived, and another one is late: whoever waits is told of the death
+// when it happens, not when the late rank comes. All agree on what has completed.
+enum class Late { kInUserCode, kStopped };
+class LateTest : public testing::TestWithParam<Late> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, LateTest, testing::Values(Late::kInUserCode, Late::kStopped),
+                         [](const auto& test) {
+                           return test.param == Late::kStopped ? "Stopped" : "InUserCode";
+                         });
+
+TEST_P(LateTest, ADeathIsToldAtOnce) {
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, "world", {.timeout = kFar});
+    group->barrier();
+    if (r.id() == 2) {
+      Work arrived = group->barrier_async();
+      const auto& slot = Layout(4)
+                             .rank(mesh_of(*group->medium())->control().data(), 2)
+                             .slots[arrived.number() & 1];
+      while (slot.arrived.load() < arrived.number()) std::this_thread::yield();
+      r.mark("arrived");
+      r.wait_for("never");
+    }
+    if (r.id() == 3) {
+      r.mark("late");
+      r.wait_for("come");
+    }
+    r.mark("waiting");
+    EXPECT_THAT(error_of([&] { group->barrier(); }),
+                AllOf(HasSubstr("peer lost"), HasSubstr("rank 2 (pid "), HasSubstr("SIGKILL"),
+                      HasSubstr("last completed #1")));
+    const auto told = Clock::now().time_since_epoch().count();
+    EXPECT_EQ(group->last_completed(), 1u);
+    r.store()->set(concat("told/", r.id()), std::to_string(told));
+  });
+  ranks.wait_mark("arrived", 2);
+  ranks.wait_mark("late", 3);
+  ranks.wait_mark("waiting", 0);
+  ranks.wait_mark("waiting", 1);
+  if (GetParam() == Late::kStopped) ranks.stop(3);
+  const auto killed = Clock::now().time_since_epoch().count();
+  ranks.kill(2, SIGKILL);
+  for (const int r : {0, 1}) {
+    const auto told = std::stoll(ranks.store()->get(concat("told/", r), Deadline::after(20s)));
+    EXPECT_LT(std::chrono::nanoseconds(told - killed), kEventLimit);
+  }
+  if (GetParam() == Late::kStopped) ranks.resume(3);
+  ranks.post("come", 3);
+  ranks.join();
+}
+
+// Ranks that come at random times, killed at random: nobody completes what another gave up.
+TEST(LateTest, SurvivorsAgree) {
+  for (int round = 0; round < 6; ++round) {
+    RankGroup ranks(4, RankMode::kProcesses);
+    ranks.start([round](Rank& r) {
+      const auto group = make_group(r, "world", {.timeout = kFar});
+      std::mt19937 random(static_cast<unsigned>(100 * round + r.id()));
+      std::vector<float> data(40'000);
+      r.mark("looping");
+      const std::string text = error_of([&] {
+        for (;;) {
+          const auto until = Clock::now() + std::chrono::microseconds(random() % 300);
+          while (Clock::now() < until) std::this_thread::yield();
+          group->all_reduce(data.data(), data.data(), group->last_completed() % 2 ? 2 : data.size(),
+                            DataType::kF32);
+        }
+      });
+      EXPECT_THAT(text, AllOf(HasSubstr("rank 1 (pid "), HasSubstr("SIGKILL")));
+      r.store()->set(concat("last/", r.id()), std::to_string(group->last_completed()));
+    });
+    if (convoy::test::in_rank()) continue;
+    ranks.wait_mark("looping");
+    ranks.kill(1, SIGKILL);
+    const auto last = [&](int r) {
+      return ranks.store()->get(concat("last/", r), Deadline::after(20s));
+    };
+    EXPECT_EQ(last(0), last(2));
+    EXPECT_EQ(last(0), last(3));
+    ranks.join();
+  }
 }
 
 // A forked child keeps a dead rank's descriptors and memory alive; it must not hide the death.

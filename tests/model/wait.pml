@@ -7,7 +7,8 @@
  * Memory: each rank's store to its own `arrived` goes through a store buffer of one entry, drained at
  * a fence or at any time, as on x86 and weaker machines; all other shared words are only changed by
  * atomic read-modify-writes, which are fences. -DNO_FENCE leaves the fence of ring_sleepers out: the
- * model must then find the lost wake-up (tools/verify checks that it does).
+ * model must then find the lost wake-up; -DNO_CONFIRM lets ranks complete what others may have given
+ * up: they must then disagree (tools/verify checks that both do).
  */
 #ifndef N
 #define N 3
@@ -26,6 +27,9 @@ bool alarm[N];            /* the watch thread of each rank has seen the death */
 byte failed;              /* the first failed operation, 0: none */
 byte completed[N];        /* last operation completed */
 bool gave_up[N];
+byte doubted;             /* an operation that a rank wants to fail though its flags may yet be set */
+byte decided;             /* the last doubted operation that was decided upon, 0: none */
+bool decided_failed;      /* and how */
 
 inline drain(r) { d_step { if :: buffered[r] != 0 -> arrived[r] = buffered[r]; buffered[r] = 0 :: else fi } }
 
@@ -95,6 +99,23 @@ again:
            d_step { if :: failed == 0 || failed > k -> failed = k :: else fi }
            wake_all();
            gave_up[r] = true; goto stop
+        /* give_up_together: the dead rank has arrived, another one has not */
+        :: !all && !(failed != 0 && failed <= k) && !culprit && alarm[r] ->
+           d_step { if :: doubted < k -> doubted = k :: else fi };
+           drain(r);
+           look(r, k, all);
+           if
+           :: all -> goto done
+           :: else
+           fi;
+           d_step { if :: decided < k -> decided = k; decided_failed = true :: else fi };
+           if
+           :: decided == k && decided_failed ->
+              d_step { if :: failed == 0 || failed > k -> failed = k :: else fi }
+              wake_all();
+              gave_up[r] = true; goto stop
+           :: else
+           fi
         :: else
         fi
      :: else
@@ -105,6 +126,24 @@ done:
      drain(r);
 #endif
      if :: sleepers != 0 -> wake_all() :: else fi;
+     /* confirm */
+     if
+     :: doubted >= k ->
+#ifndef NO_CONFIRM
+        d_step { if :: decided < k -> decided = k; decided_failed = false :: else fi };
+        if
+        :: decided == k && decided_failed ->
+           (failed != 0 && failed <= k) || alarm[r];
+           d_step { if :: failed == 0 || failed > k -> failed = k :: else fi }
+           wake_all();
+           gave_up[r] = true; goto stop
+        :: else
+        fi
+#else
+        skip
+#endif
+     :: else
+     fi;
      completed[r] = k;
      k++
   :: else -> break

@@ -1,14 +1,19 @@
 #include "os/file.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
+#include "base/concat.h"
+#include "os/process.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -78,6 +83,39 @@ TEST(TempFolderTest, IsOursAloneAndIsRemoved) {
     EXPECT_NE(other.path(), path);
   }
   EXPECT_FALSE(fs::exists(path));
+}
+
+// A process that is killed leaves its folder; the next one that makes or removes one cleans up.
+TEST(TempFolderTest, FoldersOfTheDeadAreRemoved) {
+  test::RankGroup ranks(2, test::RankMode::kProcesses);
+  ranks.start([](test::Rank& r) {
+    ::setenv("TMPDIR", r.store()->get("where").c_str(), 1);
+    const TempFolder folder("left");
+    write_file(folder.path() + "/socket", "");
+    r.store()->set(concat("folder/", r.id()), folder.path());
+    r.mark("made");
+    r.wait_for("end");
+  });
+  const TempFolder where("where");
+  ranks.store()->set("where", where.path());
+  ranks.wait_mark("made");
+  const std::string dead = ranks.store()->get("folder/0");
+  const std::string alive = ranks.store()->get("folder/1");
+  ranks.kill(0, SIGKILL);
+  const auto limit = Deadline::after(std::chrono::seconds(20));
+  while (process_state(ranks.pid(0)).value_or('Z') != 'Z' && !limit.expired()) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(fs::exists(dead));
+  const std::string before = ::getenv("TMPDIR");
+  ::setenv("TMPDIR", where.path().c_str(), 1);
+  { const TempFolder mine("left"); }
+  ::setenv("TMPDIR", before.c_str(), 1);
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_TRUE(fs::exists(alive));
+  ranks.post("end", 1);
+  ranks.join();
+  EXPECT_FALSE(fs::exists(alive));
 }
 
 TEST(TempFolderTest, FallsBackToTmp) {

@@ -240,6 +240,17 @@ TEST(WireMessageTest, ThereAndBack) {
   EXPECT_FALSE(is_envelope(bytes));
 }
 
+TEST(WireMessageTest, PathsOfDescriptorsOnly) {
+  EXPECT_TRUE(is_descriptor_path("/proc/1/fd/0"));
+  EXPECT_TRUE(is_descriptor_path("/proc/4194304/fd/1048575"));
+  for (const char* path :
+       {"", "/proc/", "/proc/1", "/proc/1/fd/", "/proc//fd/1", "/proc/self/fd/1", "/proc/1/fd/1/",
+        "/proc/1/fd/../../../dev/sda", "/proc/../dev/sda", "/proc/../proc/1/fd/1", "/proc/1/mem",
+        "/proc/1/fd/-1", "/dev/shm/x", "proc/1/fd/1", "/proc/1/fd/1 ", "/proc/1/cwd/1"}) {
+    EXPECT_FALSE(is_descriptor_path(path)) << path;
+  }
+}
+
 TEST(WireMessageTest, DamagedOnesAreRefusedOrWhole) {
   WireMessage message;
   message.regions.push_back({.kind = 3, .bytes = 8192, .device = 1, .inode = 2, .path = "/a/b"});

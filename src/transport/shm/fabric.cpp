@@ -11,7 +11,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/log_limit.h"
 #include "os/file.h"
 #include "os/fork_guard.h"
 #include "os/machine.h"
@@ -26,6 +26,13 @@ constexpr std::uint64_t kMemoryReserve = std::uint64_t{256} << 20;
 constexpr auto kHelloTimeout = std::chrono::seconds(10);
 // Before somebody is accepted again, where that has failed.
 constexpr auto kAcceptPause = std::chrono::milliseconds(20);
+// How long a connection is kept for whoever is going to ask for it; and how often the ones are
+// looked for that were given up by the other side.
+constexpr auto kClaimTimeout = std::chrono::minutes(5);
+constexpr auto kClaimRound = std::chrono::milliseconds(200);
+constexpr std::size_t kMostUnclaimed = 1024;
+// Between looks at what else may have happened to whoever is waited for.
+constexpr auto kConnectSlice = std::chrono::milliseconds(25);
 
 std::uint64_t machine_headroom() {
   const std::uint64_t left = memory_state().headroom();
@@ -34,6 +41,12 @@ std::uint64_t machine_headroom() {
 
 [[noreturn]] void fail_gone(const ProcessInfo& info) {
   fail(ErrorKind::kPeerLost, "pid ", info.pid, " ended while its group was being made");
+}
+
+// The other side has closed it.
+bool is_over(const Socket& socket) {
+  pollfd item{socket.fd(), POLLRDHUP, 0};
+  return ::poll(&item, 1, 0) > 0;
 }
 
 bool overlaps(const Location& a, std::size_t a_bytes, const Location& b, std::size_t b_bytes) {
@@ -45,15 +58,20 @@ bool overlaps(const Location& a, std::size_t a_bytes, const Location& b, std::si
 struct Fabric::Impl {
   // Connections by process. A connector makes its entry before it connects, so that a second caller
   // waits for the first one's connection.
+  struct Arrived {
+    Socket socket;
+    Deadline kept = Deadline::never();
+  };
   struct Connections {
     std::map<Id, std::shared_ptr<Peer>> peers;
     std::set<Id> connecting;
-    std::map<Id, Socket> arrived;                 // accepted, greeted, not yet asked for
+    std::map<Id, Arrived> arrived;                // accepted, greeted, not yet asked for
     std::vector<std::shared_ptr<Peer>> replaced;  // lost while they lived; there is another of each
   };
   struct Quarantine {
     Location location;
     std::function<bool()> released;
+    Location reads;
   };
   struct Memory {
     std::optional<Arena> arena;
@@ -76,6 +94,8 @@ struct Fabric::Impl {
   };
   std::map<Loop::WatchId, Greeting> greetings;  // of the watch thread
   Loop::WatchId listener_watch = 0;             // of the watch thread
+  bool sweeping = false;                        // likewise: sweep_arrived_on_loop() comes again
+  LogLimit foreign;                             // of lines that strangers cause
   LoopThread watch{"convoy-watch"};
 
   // A copy: sending may wait, and the lock is one that the watch thread takes. (And a lock that is
@@ -90,8 +110,9 @@ struct Fabric::Impl {
   void accept_on_loop();
   void greet_on_loop(Loop::WatchId id);
   void end_greeting_on_loop(Loop::WatchId id);
+  void sweep_arrived_on_loop();
   Socket open_connection(const ProcessInfo& self, const ProcessInfo& other,
-                         const Deadline& deadline);
+                         const Deadline& deadline, const std::function<void()>& check);
   void release_limbo(Memory& memory);
   void reap_on_loop();
 };
@@ -171,7 +192,7 @@ void Fabric::Impl::accept_on_loop() {
                                             [this, id] { end_greeting_on_loop(*id); });
     }
   } catch (const Error& error) {
-    log_warn("refused a connection: ", error.what());
+    foreign.warn("refused a connection: ", error.what());
     // If descriptors have run out, who waits to be accepted would keep this thread busy.
     watch.loop().unwatch(listener_watch);
     watch.loop().call_at(Deadline::Clock::now() + kAcceptPause, [this] { listen_on_loop(); });
@@ -183,7 +204,7 @@ void Fabric::Impl::listen_on_loop() {
     listener_watch =
         watch.loop().watch(listener->fd(), EPOLLIN, [this](std::uint32_t) { accept_on_loop(); });
   } catch (const Error& error) {
-    log_warn("listening for processes: ", error.what(), "; trying again");
+    foreign.warn("listening for processes: ", error.what(), "; trying again");
     watch.loop().call_at(Deadline::Clock::now() + kAcceptPause, [this] { listen_on_loop(); });
   }
 }
@@ -204,20 +225,38 @@ void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
     Frame frame;
     std::memcpy(&frame, greeting.bytes.data(), sizeof frame);
     if (frame.magic == Frame::kMagic && frame.type == Frame::kHello) {
-      connections.lock()->arrived[frame.process] = std::move(greeting.socket);
+      auto state = connections.lock();
+      if (state->arrived.size() >= kMostUnclaimed) {
+        fail(ErrorKind::kResource, kMostUnclaimed,
+             " others wait already, and nobody asks for them");
+      }
+      state->arrived[frame.process] = {std::move(greeting.socket), Deadline::after(kClaimTimeout)};
+      state.unlock();
       connections.notify();
+      if (!sweeping) sweep_arrived_on_loop();
     } else {
-      log_warn("closed a connection that did not greet");
+      foreign.warn("closed a connection that did not greet");
     }
   } catch (const Error& error) {
-    log_warn("closed a connection: ", error.what());
+    foreign.warn("closed a connection: ", error.what());
   }
   end_greeting_on_loop(id);
 }
 
+// Who greets need not be wanted: what the other side has closed, or nobody asks for, is closed.
+void Fabric::Impl::sweep_arrived_on_loop() {
+  auto state = connections.lock();
+  std::erase_if(state->arrived, [](const auto& entry) {
+    return is_over(entry.second.socket) || entry.second.kept.expired();
+  });
+  sweeping = !state->arrived.empty();
+  if (!sweeping) return;
+  watch.loop().call_at(Deadline::Clock::now() + kClaimRound, [this] { sweep_arrived_on_loop(); });
+}
+
 // The process with the smaller id connects, the other waits to be connected to.
 Socket Fabric::Impl::open_connection(const ProcessInfo& self, const ProcessInfo& other,
-                                     const Deadline& deadline) {
+                                     const Deadline& deadline, const std::function<void()>& check) {
   if (self.id < other.id) {
     Socket socket = Socket::connect(other.socket, deadline);
     socket.require_same_user();
@@ -228,15 +267,17 @@ Socket Fabric::Impl::open_connection(const ProcessInfo& self, const ProcessInfo&
   auto state = connections.lock();
   // In slices: a process that dies before it connects gives no event here.
   for (;;) {
-    const auto slice = Deadline::after(std::chrono::milliseconds(50));
+    const auto slice = Deadline::after(kConnectSlice);
     if (state.wait(std::min(slice, deadline), [&] { return state->arrived.contains(other.id); })) {
-      Socket socket = std::move(state->arrived.extract(other.id).mapped());
+      Socket socket = std::move(state->arrived.extract(other.id).mapped().socket);
       // One that it has given up already is of an earlier try.
-      pollfd item{socket.fd(), POLLRDHUP, 0};
-      if (::poll(&item, 1, 0) < 1) return socket;
+      if (!is_over(socket)) return socket;
       continue;
     }
+    state.unlock();
+    check();
     if (liveness_of(other.pid, other.start_time) == Liveness::kDead) fail_gone(other);
+    state.relock();
     if (deadline.expired()) {
       fail(ErrorKind::kTimeout, "pid ", other.pid, " did not connect by the deadline");
     }
@@ -263,7 +304,8 @@ void Fabric::Impl::reap_on_loop() {
   state.unlock();  // before the peers unmap their segments
 }
 
-std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& deadline) {
+std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& deadline,
+                                      const std::function<void()>& check) {
   if (info.id == self_.id) return nullptr;
   if (info.boot != self_.boot) {
     fail(ErrorKind::kUnsupported, "pid ", info.pid, " runs on host ", info.host,
@@ -278,8 +320,14 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
   {
     auto state = impl_->connections.lock();
     for (std::shared_ptr<Peer> given_up;;) {
-      if (!state.wait(deadline, [&] { return !state->connecting.contains(info.id); })) {
-        fail(ErrorKind::kTimeout, "connecting to pid ", info.pid, " took too long");
+      while (!state.wait(std::min(deadline, Deadline::after(kConnectSlice)),
+                         [&] { return !state->connecting.contains(info.id); })) {
+        if (deadline.expired()) {
+          fail(ErrorKind::kTimeout, "connecting to pid ", info.pid, " took too long");
+        }
+        state.unlock();
+        check();
+        state.relock();
       }
       const auto found = state->peers.find(info.id);
       if (found == state->peers.end() || found->second == given_up) break;
@@ -305,7 +353,7 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
     impl_->connections.notify();
   };
   try {
-    Socket socket = impl_->open_connection(self_, info, deadline);
+    Socket socket = impl_->open_connection(self_, info, deadline, check);
     UniqueFd pidfd = open_pidfd(info.pid);
     const int code = errno;
     // What runs can be watched, or there is an error that says why not.
@@ -318,11 +366,17 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
       peer->start_on_loop(impl_->watch.loop());  // does not throw
       impl_->reap_on_loop();
     });
-    // Under the memory lock: a segment added meanwhile is sent by this loop or by the hook.
-    auto memory = impl_->memory.lock();
-    memory->arena->for_each_segment(
-        [&](SegmentId id, const Segment& segment) { peer->send_segment(id, segment); });
-    finish(peer);
+    try {
+      // Under the memory lock: a segment added meanwhile is sent by this loop or by the hook.
+      auto memory = impl_->memory.lock();
+      memory->arena->for_each_segment(
+          [&](SegmentId id, const Segment& segment) { peer->send_segment(id, segment); });
+      finish(peer);
+    } catch (const std::exception& error) {
+      // The watch thread looks at it: it must not go before that has ended.
+      impl_->watch.call([&] { peer->abandon_on_loop(error.what()); });
+      throw;
+    }
     return peer;
   } catch (...) {
     finish(nullptr);
@@ -354,6 +408,7 @@ void Fabric::Impl::release_limbo(Memory& state) {
     const std::size_t size = state.sizes.at(key);
     for (const auto& entry : state.quarantine) {
       if (overlaps(location, size, entry.location, 1)) return false;
+      if (overlaps(location, size, entry.reads, 1)) return false;
     }
     state.arena->free(location);
     state.sizes.erase(key);
@@ -361,8 +416,9 @@ void Fabric::Impl::release_limbo(Memory& state) {
   });
 }
 
-void Fabric::quarantine(const Location& location, std::function<bool()> released) {
-  impl_->memory.lock()->quarantine.push_back({location, std::move(released)});
+void Fabric::quarantine(const Location& location, std::function<bool()> released,
+                        const Location& reads) {
+  impl_->memory.lock()->quarantine.push_back({location, std::move(released), reads});
 }
 
 Location Fabric::locate(const void* address, std::size_t bytes) {
@@ -406,10 +462,12 @@ std::size_t Fabric::trim() {
 Fabric::Stats Fabric::stats() {
   auto memory = impl_->memory.lock();
   impl_->release_limbo(*memory);
+  auto state = impl_->connections.lock();
   return {.mapped_bytes = memory->arena->mapped_bytes(),
           .used_bytes = memory->arena->used_bytes(),
           .quarantined_blocks = memory->limbo.size(),
-          .peers = impl_->connections.lock()->peers.size()};
+          .peers = state->peers.size(),
+          .unclaimed = state->arrived.size()};
 }
 
 std::vector<int> Fabric::descriptors() {

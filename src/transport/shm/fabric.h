@@ -50,8 +50,11 @@ class Fabric {
   const ProcessInfo& self() const { return self_; }
 
   // The process described by `info`, connected. nullptr: this process itself. Both sides must call
-  // it. Throws kUnsupported if it runs on another host, kTimeout, kPeerLost.
-  std::shared_ptr<Peer> connect(const ProcessInfo& info, const Deadline& deadline);
+  // it. Throws kUnsupported if it runs on another host, kTimeout, kPeerLost. `check` is called now
+  // and then while it waits, and throws to end the wait.
+  std::shared_ptr<Peer> connect(
+      const ProcessInfo& info, const Deadline& deadline,
+      const std::function<void()>& check = [] {});
 
   // At least one byte; aligned to pages; not cleared. Throws kResource.
   Block allocate(std::size_t bytes);
@@ -61,8 +64,10 @@ class Fabric {
   std::byte* resolve(const Location& location, std::size_t bytes);
 
   // Blocks that overlap the location are not handed out again before `released()` is true, even if
-  // they are freed: a peer may still write there. Asked at later allocations; must not block.
-  void quarantine(const Location& location, std::function<bool()> released);
+  // they are freed: a peer may still write there. Asked at later allocations; must not block. What
+  // it looks at itself, if that is memory from allocate(), is `reads`: that stays until then, too.
+  void quarantine(const Location& location, std::function<bool()> released,
+                  const Location& reads = {});
 
   // A segment of this process's, for passing it to a process that is no peer. It stays mapped at
   // `data` while a block of it is in use. Throws kInvalidArgument if there is none of this id.
@@ -87,6 +92,7 @@ class Fabric {
     std::size_t used_bytes = 0;
     std::size_t quarantined_blocks = 0;
     std::size_t peers = 0;
+    std::size_t unclaimed = 0;  // connections that nobody has asked for yet
   };
   Stats stats();
   // Every descriptor this object holds: for leak checks.

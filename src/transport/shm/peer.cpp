@@ -1,13 +1,19 @@
 #include "transport/shm/peer.h"
 
 #include <sys/epoll.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/log.h"
+
+#ifndef MADV_POPULATE_WRITE  // Linux 5.14; glibc 2.36 does not name it everywhere
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace convoy::shm {
 namespace {
@@ -36,6 +42,12 @@ ProcessInfo ProcessInfo::decode(const std::string& text) {
   info.id = Id::parse(id);
   info.cores = CoreSet::parse(cores);
   return info;
+}
+
+std::string describe_end(pid_t pid, int pidfd) {
+  const auto status = exit_status_of(pid, pidfd);
+  if (!status) return "has ended (how is not known: see its launcher's report)";
+  return concat(status->signal != 0 ? "was killed by " : "exited with ", status->to_string());
 }
 
 Peer::Peer(ProcessInfo info, Socket socket, UniqueFd pidfd)
@@ -142,12 +154,13 @@ void Peer::take_frame_on_loop(const Frame& frame) {
     if (descriptors_.size() != 1) {
       fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors with a segment");
     }
-    Segment segment = Segment::adopt(std::move(descriptors_[0]), frame.bytes, Segment::Warm::kYes);
+    Segment segment = Segment::adopt(std::move(descriptors_[0]), frame.bytes, Segment::Warm::kNo);
     descriptors_.clear();
     segment.close_descriptor();
-    state_.lock()->segments.try_emplace(frame.segment,
-                                        std::make_shared<const Segment>(std::move(segment)));
+    const auto shared = std::make_shared<const Segment>(std::move(segment));
+    state_.lock()->segments.try_emplace(frame.segment, shared);
     state_.notify();
+    warm_on_loop(shared, 0);
   } else if (frame.type == Frame::kDrop) {
     state_.lock()->segments.erase(frame.segment);
   } else {
@@ -155,14 +168,25 @@ void Peer::take_frame_on_loop(const Frame& frame) {
   }
 }
 
+// Fills the page tables before somebody needs them. A piece at a time: gigabytes of small pages
+// take seconds, and a death must be heard meanwhile. Where the kernel cannot, the first use does
+// it.
+void Peer::warm_on_loop(const std::weak_ptr<const Segment>& segment, std::size_t begin) {
+  constexpr std::size_t kPiece = std::size_t{32} << 20;
+  const auto mapped = segment.lock();
+  if (!mapped || begin >= mapped->size()) return;
+  const std::size_t bytes = std::min(kPiece, mapped->size() - begin);
+  if (::madvise(mapped->data() + begin, bytes, MADV_POPULATE_WRITE) < 0 && errno != EAGAIN) return;
+  loop_->post([weak = weak_from_this(), segment, next = begin + bytes] {
+    if (const auto peer = weak.lock()) peer->warm_on_loop(segment, next);
+  });
+}
+
 void Peer::exited_on_loop() {
   // What it sent before it died counts: memory that it told of is mapped by all survivors, or they
   // would disagree about what can still be completed.
   receive_on_loop();
-  const auto status = exit_status_of(info_.pid, pidfd_.get());
-  if (!status) return lose_on_loop("has ended (how is not known: see its launcher's report)");
-  if (status->signal != 0) return lose_on_loop("was killed by " + status->to_string());
-  lose_on_loop("exited with " + status->to_string());
+  lose_on_loop(describe_end(info_.pid, pidfd_.get()));
 }
 
 void Peer::closed_on_loop() {

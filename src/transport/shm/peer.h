@@ -36,6 +36,9 @@ struct ProcessInfo {
   static ProcessInfo decode(const std::string& text);  // throws kInvalidArgument
 };
 
+// How a process ended, for an error: "was killed by signal 9 (SIGKILL)".
+std::string describe_end(pid_t pid, int pidfd);
+
 // Is told by the watch thread that a peer is gone. ring() must not block.
 class Alarm {
  public:
@@ -86,6 +89,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   // The watch thread's side.
   void start_on_loop(Loop& loop);
+  // Ends what start_on_loop() began. For a peer that nobody has been given.
+  void abandon_on_loop(const std::string& why) { lose_on_loop(why); }
   int descriptor() const { return socket_.fd(); }
   int pidfd() const { return pidfd_.get(); }
 
@@ -98,6 +103,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   void receive_on_loop();
   void take_frame_on_loop(const Frame& frame);
+  void warm_on_loop(const std::weak_ptr<const Segment>& segment, std::size_t begin);
   void exited_on_loop();
   void closed_on_loop();
   void lose_on_loop(const std::string& why);
