@@ -34,7 +34,7 @@ constexpr std::size_t kBytes = std::size_t{8} << 20;
 
 int kills() {
   const char* const asked = std::getenv("BENCH_KILLS");
-  return asked ? std::max(1, std::atoi(asked)) : 34;
+  return asked ? std::max(1, std::atoi(asked)) : 100;
 }
 
 // Runs `operation` until it fails; returns when it did.
@@ -121,7 +121,7 @@ void measure(const char* what, const Behaviour& behaviour, bool formation = fals
       // Of a rank that has told nothing of itself only a launcher knows.
       ranks.store()->get(concat("world/process/", kVictim), Deadline::after(60s));
       // The rest takes a few milliseconds.
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % 12'000));
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
     }
     const auto killed = Clock::now().time_since_epoch().count();
     ranks.kill(kVictim, SIGKILL);

@@ -71,15 +71,25 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
   stretches_.resize(2 * n);
   counts_.resize(n * n);
   head(rank_).probe.store(reinterpret_cast<std::uintptr_t>(this), std::memory_order_relaxed);
-  if (const int fd = flight::Recorder::instance().descriptor(); fd >= 0) {
-    head(rank_).flight.store(static_cast<std::uint64_t>(fd) + 1, std::memory_order_relaxed);
-    head(rank_).flight_inode.store(Segment::key_of(fd).inode, std::memory_order_relaxed);
+  try {
+    if (const int fd = flight::Recorder::instance().descriptor(); fd >= 0) {
+      const std::uint64_t inode = Segment::key_of(fd).inode;
+      head(rank_).flight.store(static_cast<std::uint64_t>(fd) + 1, std::memory_order_relaxed);
+      head(rank_).flight_inode.store(inode, std::memory_order_relaxed);
+    }
+    mesh_->subscribe(bell_);
+    if (rank == 0 && size > 1) tuner_.emplace(first_guess(all_cores(*mesh_), size));
+  } catch (const std::exception& error) {
+    // The others have their group already: they hear that this rank has not.
+    abort(concat("it could not make its part of it: ", error.what()));
+    leave();
+    throw;
   }
-  mesh_->subscribe(bell_);
-  if (rank == 0 && size > 1) tuner_.emplace(first_guess(all_cores(*mesh_), size));
 }
 
-Engine::~Engine() {
+Engine::~Engine() { leave(); }
+
+void Engine::leave() noexcept {
   close();
   {
     const std::lock_guard lock(bell_->mutex);

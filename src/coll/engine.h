@@ -135,6 +135,9 @@ class Engine {
   std::function<bool()> all_gave_up() const;
   void quarantine_buffers(const Running& running);
 
+  // The end of this rank's part.
+  void leave() noexcept;
+
   // --- operations ---
   struct ReducePlan;
   enum class Side { kInput, kOutput };
