@@ -10,6 +10,7 @@
 //   ..._asleep               the same when the other side has slept since the echo before
 //   fresh_100m               a private tensor, which has to be copied into shared memory once
 //   many_1k                  a thousand fresh tensors of 1 KB in one message
+//   first_100m, _1g, _2g     no echo: share_memory_ of a private tensor, with an empty pool
 #include <ATen/Functions.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -99,6 +100,15 @@ void run_convoy() {
     for (int i = 0; i < 1000; ++i) message.add(at::ones({kSmall}));
     return echo(message);
   };
+  const auto first = [](std::int64_t floats) {
+    return [floats] {
+      const auto tensor = at::ones({floats});
+      share::trim();
+      const auto start = Clock::now();
+      share::share_memory_(tensor);
+      return microseconds_since(start);
+    };
+  };
   for (int i = 0; i < 100; ++i) echo(small);
   for (int i = 0; i < 3; ++i) fresh(), many();  // the pool is warm from then on
   run({{"shared_1k", 3000, false, [&] { return echo(small); }},
@@ -106,7 +116,10 @@ void run_convoy() {
        {"shared_1k_asleep", 200, true, [&] { return echo(small); }},
        {"shared_100m_asleep", 200, true, [&] { return echo(large); }},
        {"fresh_100m", 9, false, fresh},
-       {"many_1k", 30, false, many}});
+       {"many_1k", 30, false, many},
+       {"first_100m", 5, false, first(kLarge)},
+       {"first_1g", 3, false, first(250'000'000)},
+       {"first_2g", 1, false, first(500'000'000)}});
   mine.send(share::Message{});
   child.wait(Deadline::after(std::chrono::seconds(10)));
 }

@@ -40,6 +40,15 @@ def main():
             times.append(once(message))
         return round(median(times), 3)
 
+    def first(floats, times):
+        found = []
+        for _ in range(times):
+            tensor = torch.ones(floats)
+            start = time.perf_counter()
+            tensor.share_memory_()
+            found.append(1e6 * (time.perf_counter() - start))
+        return round(median(found), 3)
+
     small, large = torch.ones(SMALL).share_memory_(), torch.ones(LARGE).share_memory_()
     for _ in range(50):
         once(small)
@@ -49,6 +58,7 @@ def main():
         "shared_100m_asleep": case(lambda: large, 200, True),
         "fresh_100m": case(lambda: torch.ones(LARGE), 9),
         "many_1k": case(lambda: [torch.ones(SMALL) for _ in range(1000)], 3),
+        "first_100m": first(LARGE, 5), "first_1g": first(250_000_000, 3), "first_2g": first(500_000_000, 1),
     }))
     there.put(None)
     child.join(10)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tensors between two processes beside torch.multiprocessing.Queue and raw descriptor passing.
 
-Echoes: a tensor goes to another process and comes back. The sides take turns, round by round; the
+Echoes: a tensor goes to another process and comes back; and the first share of large private tensors. The sides take turns, round by round; the
 cases are those of bench_share.cpp. Records go into build/bench/share.json, one for each case and
 peer. Run it through `make bench-share`, on a machine that does nothing else.
 """
@@ -12,9 +12,10 @@ import time
 import sides
 
 BYTES = {"shared_1k": 1024, "shared_1k_asleep": 1024, "shared_100m": 10**8, "shared_100m_asleep": 10**8,
-         "fresh_100m": 10**8, "many_1k": 1000 * 1024}
+         "fresh_100m": 10**8, "many_1k": 1000 * 1024, "first_100m": 10**8, "first_1g": 10**9, "first_2g": 2 * 10**9}
 # Most of torch's time that an echo may take, and most microseconds.
-RATIO_BARS = {"shared_1k_asleep": 8, "shared_100m_asleep": 8, "fresh_100m": 5, "many_1k": 400}
+RATIO_BARS = {"shared_1k_asleep": 8, "shared_100m_asleep": 8, "fresh_100m": 5, "many_1k": 400,
+              "first_100m": 1.25, "first_1g": 1.25, "first_2g": 1.25}
 TIME_BARS = {"shared_1k": 10, "shared_100m": 10}
 
 

@@ -7,10 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
 #include "os/machine.h"
+#include "os/segment_copy.h"
 
 #ifndef MFD_NOEXEC_SEAL  // Linux 6.3; glibc 2.36 does not name it
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -58,9 +61,9 @@ void require_room(std::size_t size) {
 
 // In pieces: a signal that interrupts fallocate undoes all of that call, so a program with a
 // profiler's timer would never get a large segment at one go.
-void allocate(int fd, std::size_t size) {
+void allocate(int fd, std::size_t begin, std::size_t size) {
   std::size_t piece = std::size_t{64} << 20;
-  for (std::size_t done = 0; done < size;) {
+  for (std::size_t done = begin; done < size;) {
     const std::size_t length = std::min(piece, size - done);
     if (fallocate(fd, 0, static_cast<off_t>(done), static_cast<off_t>(length)) == 0) {
       done += length;
@@ -71,6 +74,10 @@ void allocate(int fd, std::size_t size) {
            " bytes of shared memory: ", errno_text(errno));
     }
   }
+}
+
+void seal(int fd) {
+  if (fcntl(fd, F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) < 0) fail_errno("sealing shared memory");
 }
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -129,7 +136,104 @@ std::byte* map_new(int fd, std::size_t size, Segment::Warm warm) {
   return map_at(place, fd, size, warm);
 }
 
+// Fills new memory with a copy, huge page by huge page, in the way that was quicker lately.
+//
+// By writing to the file: the kernel takes small pages and copies into them, without clearing them
+// and without a page fault each. Or into a huge page: the kernel makes one of an extent of which
+// only the first small page exists, and clears it; that is the quickest of all where a huge page is
+// free and slow where the kernel must make room for one, or a virtual machine's host must.
+class Filler {
+ public:
+  Filler(int fd, std::byte* memory, std::span<const std::byte> content, std::size_t at)
+      : fd_(fd), memory_(memory), content_(content), at_(at) {}
+
+  void fill() {
+    for (std::size_t done = 0; done < content_.size();) {
+      const std::size_t place = at_ + done;
+      const std::size_t in_extent = kHugePage - place % kHugePage;
+      const std::size_t length = std::min(in_extent, content_.size() - done);
+      const auto piece = content_.subspan(done, length);
+      if (length < kHugePage) {
+        write(place, piece);
+      } else {
+        fill_extent(place, piece);
+      }
+      done += length;
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void fill_extent(std::size_t place, std::span<const std::byte> piece) {
+    // What is not used becomes cheaper with time, so that it is tried again.
+    constexpr double kFading = 0.98;
+    const bool huge = collapses_ && huge_cost_ <= write_cost_;
+    const auto start = Clock::now();
+    if (!huge || !copy_to_huge_page(place, piece)) write(place, piece);
+    const double cost = std::chrono::duration<double>(Clock::now() - start).count();
+    (huge ? huge_cost_ : write_cost_) = cost;
+    (huge ? write_cost_ : huge_cost_) *= kFading;
+  }
+
+  bool copy_to_huge_page(std::size_t place, std::span<const std::byte> piece) {
+    const auto first = static_cast<off_t>(place);
+    if (fallocate(fd_, 0, first, static_cast<off_t>(page_size())) != 0 ||
+        madvise(memory_ + place, kHugePage, MADV_COLLAPSE) != 0) {
+      collapses_ = false;  // it is older than Linux 6.1, or has none left
+      return false;
+    }
+    std::memcpy(memory_ + place, piece.data(), piece.size());
+    return true;
+  }
+
+  void write(std::size_t place, std::span<const std::byte> piece) const {
+    while (!piece.empty()) {
+      const auto n = ::pwrite(fd_, piece.data(), piece.size(), static_cast<off_t>(place));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        fail(ErrorKind::kResource, "copying ", content_.size(),
+             " bytes into shared memory: ", errno_text(n < 0 ? errno : ENOSPC));
+      }
+      place += static_cast<std::size_t>(n);
+      piece = piece.subspan(static_cast<std::size_t>(n));
+    }
+  }
+
+  const int fd_;
+  std::byte* const memory_;
+  const std::span<const std::byte> content_;
+  const std::size_t at_;
+  bool collapses_ = true;
+  // Seconds of the last extent. Each way is tried once, the one that cannot disappoint first.
+  double write_cost_ = 0;
+  double huge_cost_ = 1e-9;
+};
+
 }  // namespace
+
+Segment create_segment_with(std::size_t size, const std::string& label, std::size_t at,
+                            std::span<const std::byte> content) {
+  CONVOY_CHECK(at % page_size() == 0 && at <= size && content.size() <= size - at);
+  require_room(size);
+  size = round_to_pages(size);
+  UniqueFd fd(make_memfd(label));
+  if (ftruncate(fd.get(), static_cast<off_t>(size)) < 0) fail_errno("making shared memory");
+  if (at > 0) allocate(fd.get(), 0, at);
+  allocate(fd.get(), at + round_to_pages(content.size()), size);
+  std::byte* const memory = map(fd.get(), size, Segment::Warm::kNo);
+  struct Unmap {
+    std::byte* memory;
+    std::size_t size;
+    ~Unmap() { munmap(memory, size); }
+  };
+  {
+    const Unmap unmap{memory, size};
+    Filler(fd.get(), memory, content, at).fill();
+  }
+  seal(fd.get());
+  return Segment::adopt(std::move(fd), size);
+}
 
 std::size_t page_size() {
   static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -143,10 +247,8 @@ Segment Segment::create(std::size_t size, const std::string& label, Warm warm) {
   require_room(size);
   size = round_to_pages(size);
   UniqueFd fd(make_memfd(label));
-  allocate(fd.get(), size);
-  if (fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) < 0) {
-    fail_errno("sealing shared memory");
-  }
+  allocate(fd.get(), 0, size);
+  seal(fd.get());
   std::byte* data = map_new(fd.get(), size, warm);
   return {std::move(fd), data, size};
 }

@@ -62,6 +62,20 @@ Lease allocate_block(std::size_t bytes, Strategy strategy) {
   return strategy == Strategy::kFile ? depot.allocate_named(bytes) : depot.allocate(bytes);
 }
 
+// Its own, if it was copied lazily.
+std::span<const std::byte> bytes_of(const c10::Storage& storage) {
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  return {static_cast<const std::byte*>(impl->mutable_data()), impl->nbytes()};
+}
+
+Lease copy_to_block(std::span<const std::byte> content, Strategy strategy) {
+  Depot& depot = Depot::instance();
+  if (strategy != Strategy::kFile) return depot.allocate_copy(content);
+  Lease lease = depot.allocate_named(content.size());
+  std::memcpy(lease.data(), content.data(), content.size());
+  return lease;
+}
+
 c10::Storage make_storage(std::size_t bytes, c10::DataPtr data) {
   // Not resizable: other processes would keep the old memory, and nobody would know.
   return {c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false};
@@ -128,12 +142,11 @@ Lease SharedCache::lease_of(const Parcel& parcel) {
   return parcel.lease ? parcel.lease.copy() : context_of(parcel.storage)->lease.copy();
 }
 
-// Under moving_.
+// Under moving_, to a place that has a copy of its bytes.
 void SharedCache::replace_memory(const c10::Storage& storage, Lease lease, std::uint64_t offset) {
   c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
   std::byte* const data = lease.data() + offset;
-  std::memcpy(data, impl->mutable_data(), impl->nbytes());  // its own, if it was copied lazily
-  c10::DataPtr old;                                         // let go after the lock
+  c10::DataPtr old;  // let go after the lock
   auto state = state_.lock();
   const std::uint64_t serial = state->next_serial++;
   old = impl->set_data_ptr(adopt(std::move(lease), offset, serial));
@@ -181,7 +194,7 @@ Parcel SharedCache::share(const c10::Storage& storage, Strategy strategy) {
     return {storage, std::move(*lease)};
   }
   const std::scoped_lock moving(moving_);
-  if (!context_of(storage)) replace_memory(storage, allocate_block(bytes, strategy), 0);
+  if (!context_of(storage)) replace_memory(storage, copy_to_block(bytes_of(storage), strategy), 0);
   return {storage, {}};
 }
 
@@ -202,6 +215,8 @@ void SharedCache::share_together(const std::vector<c10::Storage>& storages) {
     std::uint64_t offset = 0;
     for (std::size_t i = first; i < next; ++i) {
       if (stays(storages[i])) continue;  // also one that came twice
+      const auto content = bytes_of(storages[i]);
+      std::memcpy(block.data() + offset, content.data(), content.size());
       replace_memory(storages[i], block.copy(), offset);
       offset += room(storages[i]);
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "base/error.h"
 #include "os/fork_guard.h"
@@ -42,18 +43,21 @@ Depot::Depot() : generation_(fork_generation()), state_(std::make_unique<Guarded
 
 Depot::~Depot() = default;
 
-Lease Depot::allocate(std::size_t bytes) {
-  const auto lease = [&](State& state, Pool::Place place) {
-    BlockRef ref{.book = place.region,
-                 .entry = place.offset,
-                 .generation = place.region->book().begin(place.offset, bytes),
-                 .memory = place.region,
-                 .offset = place.offset,
-                 .bytes = bytes};
-    Holding* const holding = state.add(std::move(ref));
-    holding->place = std::move(place);
-    return Lease(this, holding);
-  };
+// Of this process's pool.
+Lease Depot::begin_block(State& state, Pool::Place place, std::size_t bytes) {
+  BlockRef ref{.book = place.region,
+               .entry = place.offset,
+               .generation = place.region->book().begin(place.offset, bytes),
+               .memory = place.region,
+               .offset = place.offset,
+               .bytes = bytes};
+  Holding* const holding = state.add(std::move(ref));
+  holding->place = std::move(place);
+  return {this, holding};
+}
+
+// What is there, after what can be had of others if need be.
+std::optional<Lease> Depot::take_from_pool(std::size_t bytes) {
   if (bytes > SIZE_MAX / 4)
     fail(ErrorKind::kResource, "shared memory of ", bytes, " bytes: too large");
   std::vector<std::shared_ptr<void>> dropped;  // let go of after the lock
@@ -61,40 +65,51 @@ Lease Depot::allocate(std::size_t bytes) {
     auto state = state_->lock();
     state->look_at_abandoned(kLooksEachTime);
     dropped.swap(state->dropped);
-    if (auto place = state->pool.take(bytes)) return lease(*state, std::move(*place));
+    if (auto place = state->pool.take(bytes)) return begin_block(*state, std::move(*place), bytes);
   }
   run_reapers();
-  std::size_t size = 0;
-  {
-    auto state = state_->lock();
-    state->sweep();
-    if (auto place = state->pool.take(bytes)) return lease(*state, std::move(*place));
-    size = state->pool.next_region_bytes(bytes);
-    const std::uint64_t headroom = state->headroom();
-    const std::size_t least = Pool::region_bytes_for(bytes);
-    if (size > headroom) size = least;  // a small machine: take what is asked for and no more
-    if (size > headroom) {
-      fail(ErrorKind::kResource, "memory for shared tensors cannot grow by ", bytes,
-           " bytes: ", headroom, " are left before this machine or its cgroup runs out (",
-           state->pool.bytes(), " are in the pool, ", state->abandoned.size(),
-           " blocks of it only in use by other processes); free tensors or raise the memory limit");
-    }
+  auto state = state_->lock();
+  state->sweep();
+  if (auto place = state->pool.take(bytes)) return begin_block(*state, std::move(*place), bytes);
+  return std::nullopt;
+}
+
+std::size_t Depot::room_for(std::size_t bytes) {
+  auto state = state_->lock();
+  std::size_t size = state->pool.next_region_bytes(bytes);
+  const std::uint64_t headroom = state->headroom();
+  const std::size_t least = Pool::region_bytes_for(bytes);
+  if (size > headroom) size = least;  // a small machine: take what is asked for and no more
+  if (size > headroom) {
+    fail(ErrorKind::kResource, "memory for shared tensors cannot grow by ", bytes,
+         " bytes: ", headroom, " are left before this machine or its cgroup runs out (",
+         state->pool.bytes(), " are in the pool, ", state->abandoned.size(),
+         " blocks of it only in use by other processes); free tensors or raise the memory limit");
   }
-  // Unlocked: it takes long.
-  auto region = Region::create_pool(size);
+  return size;
+}
+
+Lease Depot::allocate(std::size_t bytes) {
+  if (auto lease = take_from_pool(bytes)) return std::move(*lease);
+  const std::size_t size = room_for(bytes);
+  auto region = Region::create_pool(size);  // unlocked: it takes long
   auto state = state_->lock();
   state->remember(region);
-  state->pool.add(std::move(region));
-  auto place = state->pool.take(bytes);
-  while (!place) {  // others were quicker
-    state.unlock();
-    region = Region::create_pool(size);
-    state.relock();
-    state->remember(region);
-    state->pool.add(std::move(region));
-    place = state->pool.take(bytes);
+  return begin_block(*state, state->pool.add_in_use(std::move(region), bytes), bytes);
+}
+
+Lease Depot::allocate_copy(std::span<const std::byte> content) {
+  constexpr std::size_t kWorthwhile = std::size_t{4} << 20;
+  const std::size_t bytes = content.size();
+  auto lease = bytes < kWorthwhile ? allocate(bytes) : take_from_pool(bytes);
+  if (lease) {
+    std::memcpy(lease->data(), content.data(), bytes);
+    return std::move(*lease);
   }
-  return lease(*state, std::move(*place));
+  auto region = Region::create_pool_with(room_for(bytes), content);
+  auto state = state_->lock();
+  state->remember(region);
+  return begin_block(*state, state->pool.add_in_use(std::move(region), bytes), bytes);
 }
 
 Lease Depot::allocate_named(std::size_t bytes) {

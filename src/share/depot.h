@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/guarded.h"
+#include "share/pool.h"
 #include "share/region.h"
 
 namespace convoy::share {
@@ -63,6 +65,9 @@ class Depot {
 
   // From the pool; begins at a page, not cleared. Throws kResource.
   Lease allocate(std::size_t bytes);
+  // The same with a copy of `content` in it, which is quicker than both one after the other where
+  // the pool has to grow.
+  Lease allocate_copy(std::span<const std::byte> content);
   // In a file of its own: docs/sharing.md. Throws kResource.
   Lease allocate_named(std::size_t bytes);
   // Memory of a group that begins at `data`, nullopt if it is none. Keeps it from being handed out
@@ -128,6 +133,10 @@ class Depot {
   void release(Holding* holding) noexcept;
   void retain(Holding* holding);
   void run_reapers();
+  Lease begin_block(State& state, Pool::Place place, std::size_t bytes);
+  // By how much the pool shall grow. Throws kResource.
+  std::size_t room_for(std::size_t bytes);
+  std::optional<Lease> take_from_pool(std::size_t bytes);
   const unsigned generation_;  // fork_generation() of the process that made it
   const std::unique_ptr<Guarded<State>> state_;
 };

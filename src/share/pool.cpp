@@ -29,8 +29,19 @@ std::optional<Pool::Place> Pool::take(std::size_t bytes) {
   const std::size_t size = whole_pages(bytes);
   const auto found = holes_.lower_bound({size, 0, 0});
   if (found == holes_.end()) return std::nullopt;
-  const auto [length, serial, offset] = *found;
-  holes_.erase(found);
+  return take_from(*found, size);
+}
+
+Pool::Place Pool::add_in_use(std::shared_ptr<Region> region, std::size_t bytes) {
+  const std::uint64_t first = region->book().head().first;
+  const Hole whole{region->bytes() - first, region->serial(), first};
+  add(std::move(region));
+  return take_from(whole, whole_pages(bytes));
+}
+
+Pool::Place Pool::take_from(const Hole& hole, std::size_t size) {
+  const auto [length, serial, offset] = hole;
+  holes_.erase(Hole(length, serial, offset));
   Area& area = areas_.at(serial);
   area.free.erase(offset);
   if (length > size) {

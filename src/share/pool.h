@@ -24,6 +24,8 @@ class Pool {
 
   void add(std::shared_ptr<Region> region);
   std::optional<Place> take(std::size_t bytes);
+  // Adds a region of which the first block is in use.
+  Place add_in_use(std::shared_ptr<Region> region, std::size_t bytes);
   void give_back(const Place& place);
   // A region without a block in use; nullptr if there is none. It is not in the pool any more.
   std::shared_ptr<Region> take_unused();
@@ -47,6 +49,7 @@ class Pool {
     std::map<std::uint64_t, std::size_t> free;  // offset -> bytes, no two adjacent
   };
   using Hole = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;  // bytes, serial, offset
+  Place take_from(const Hole& hole, std::size_t size);
 
   std::map<std::uint64_t, Area> areas_;  // by serial
   std::set<Hole> holes_;

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "os/segment_copy.h"
 
 namespace convoy::share {
 namespace {
@@ -25,7 +26,15 @@ Region::~Region() {
 }
 
 std::shared_ptr<Region> Region::create_pool(std::size_t bytes) {
-  Segment segment = Segment::create(bytes, "share", Segment::Warm::kYes);
+  return make_pool(Segment::create(bytes, "share", Segment::Warm::kYes));
+}
+
+std::shared_ptr<Region> Region::create_pool_with(std::size_t bytes,
+                                                 std::span<const std::byte> content) {
+  return make_pool(create_segment_with(bytes, "share", Book::head_bytes(bytes), content));
+}
+
+std::shared_ptr<Region> Region::make_pool(Segment segment) {
   auto region = std::shared_ptr<Region>(new Region(Kind::kPool, segment.key()));
   region->data_ = segment.data();
   region->bytes_ = segment.size();

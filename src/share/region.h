@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "os/segment.h"
@@ -25,6 +26,9 @@ class Region {
 
   // Memory of this process's own pool, cleared. Throws kResource.
   static std::shared_ptr<Region> create_pool(std::size_t bytes);
+  // The same with a copy of `content` where its first block begins.
+  static std::shared_ptr<Region> create_pool_with(std::size_t bytes,
+                                                  std::span<const std::byte> content);
   // Maps what another process passed. Throws kInvalidArgument.
   static std::shared_ptr<Region> adopt(UniqueFd fd, std::size_t bytes, Kind kind);
   // Memory (kPlain, kOutside) that somebody else of this process keeps mapped for as long as there
@@ -51,6 +55,7 @@ class Region {
 
  private:
   Region(Kind kind, Segment::Key key);
+  static std::shared_ptr<Region> make_pool(Segment segment);
   static std::shared_ptr<Region> adopt_outside(UniqueFd fd, std::size_t bytes);
 
   const Kind kind_;

@@ -11,10 +11,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <sstream>
+#include <vector>
 
 #include "os/file.h"
 #include "os/machine.h"
+#include "os/segment_copy.h"
 #include "os/socket.h"
 #include "support/expect_error.h"
 #include "support/leak_oracle.h"
@@ -100,6 +103,32 @@ TEST(SegmentTest, LargeOnesAreAlignedZeroedAndShared) {
   std::memset(huge.data(), 7, huge.size());
   const auto again = Segment::adopt(UniqueFd(::dup(huge.fd())), huge.size(), Segment::Warm::kYes);
   EXPECT_EQ(std::memcmp(again.data(), huge.data(), huge.size()), 0);
+}
+
+// What lies around the copy, at the edges of pages and of huge pages, is zero.
+TEST(SegmentTest, BeginsWithACopy) {
+  std::vector<std::byte> content(7 * kMiB + 13);
+  for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<std::byte>(i * 7 + 1);
+  for (const std::size_t at : {std::size_t{0}, page_size(), 2 * kMiB, 3 * kMiB - page_size()}) {
+    for (const std::size_t length : {std::size_t{1}, page_size(), 4 * kMiB, content.size()}) {
+      const auto part = std::span(content).first(length);
+      const auto segment = create_segment_with(at + length + 5 * kMiB, "copy", at, part);
+      const auto bytes = segment.bytes();
+      ASSERT_GE(bytes.size(), at + length + 5 * kMiB);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), bytes.begin() + at)) << at << " " << length;
+      const auto zero = [](std::byte b) { return b == std::byte{}; };
+      EXPECT_TRUE(std::all_of(bytes.begin(), bytes.begin() + at, zero));
+      EXPECT_TRUE(std::all_of(bytes.begin() + at + length, bytes.end(), zero));
+      struct stat info {};
+      ASSERT_EQ(::fstat(segment.fd(), &info), 0);
+      EXPECT_GE(static_cast<std::size_t>(info.st_blocks) * 512, segment.size());  // all is there
+      EXPECT_EQ(Segment::adopt(UniqueFd(::dup(segment.fd())), segment.size()).key(), segment.key());
+    }
+  }
+  // As create(): an error, and not a process that is killed.
+  expect_error(ErrorKind::kResource, "are available", [&] {
+    create_segment_with(std::size_t{1} << 50, "copy", 0, std::span(content).first(1));
+  });
 }
 
 TEST(SegmentTest, LabelIsShownAndMayBeLong) {
