@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from unittest import TestCase, main
+from importlib.util import find_spec
+from unittest import TestCase, main, skipUnless
 
 import ranks
 
@@ -18,6 +19,15 @@ class ExamplesTest(TestCase):
 
     def test_train(self):
         self.run_on_two_ranks("train.py", "step 60: loss", "on 2 ranks")
+
+    # Packages that bootstrap does not install: pip install accelerate transformers.
+    @skipUnless(find_spec("accelerate"), "there is no accelerate")
+    def test_accelerate(self):
+        self.run_on_two_ranks("accelerate_train.py", "on 2 ranks over convoy")
+
+    @skipUnless(find_spec("accelerate") and find_spec("transformers"), "there is no transformers")
+    def test_trainer(self):
+        self.run_on_two_ranks("trainer.py", "on 2 ranks over convoy")
 
     def test_groups(self):
         self.run_on_two_ranks("groups.py", "sum of 2 ranks: 1; of the first half: 0")
