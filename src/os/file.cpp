@@ -122,7 +122,12 @@ TempFolder::TempFolder(const std::string& prefix) : generation_(fork_generation(
   const std::string base = set && *set ? set : "/tmp";
   const auto self = Owner::self();
   if (self) sweep_folders(base, prefix, *self);
-  path_ = concat(base, "/", prefix, ".", self ? self->to_string() + "." : "", "XXXXXX");
+  // Sockets in the folder need a short path (108 bytes with their own name): rather a folder that
+  // a killed process leaves behind than none.
+  constexpr std::size_t kMostPath = 84;
+  std::string owner = self ? self->to_string() + "." : "";
+  if (base.size() + prefix.size() + owner.size() + sizeof "/.XXXXXX" > kMostPath) owner.clear();
+  path_ = concat(base, "/", prefix, ".", owner, "XXXXXX");
   if (!::mkdtemp(path_.data())) fail_errno("making a temporary folder ", path_);
 }
 

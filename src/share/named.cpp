@@ -174,9 +174,15 @@ std::shared_ptr<Region> NamedFolder::create(std::size_t bytes) {
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) fail_errno("making ", path);
   allocate_file(fd.get(), size, path);
-  std::byte* const memory = map_file(fd.get(), size);
-  Book::create(memory, size, BookHead::kNamed, number_);
-  return Region::named(Segment::key_of(fd.get()), memory, size, path);
+  try {
+    const Segment::Key key = Segment::key_of(fd.get());
+    std::byte* const memory = map_file(fd.get(), size);
+    Book::create(memory, size, BookHead::kNamed, number_);
+    return Region::named(key, memory, size, path);
+  } catch (...) {
+    ::unlink(path.c_str());  // nobody else knows of it yet
+    throw;
+  }
 }
 
 std::shared_ptr<Region> NamedFolder::open(const std::string& path, const Find& known,
