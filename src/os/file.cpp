@@ -124,7 +124,7 @@ TempFolder::TempFolder(const std::string& prefix) : generation_(fork_generation(
   if (self) sweep_folders(base, prefix, *self);
   // Sockets in the folder need a short path (108 bytes with their own name): rather a folder that
   // a killed process leaves behind than none.
-  constexpr std::size_t kMostPath = 84;
+  constexpr std::size_t kMostPath = 96;
   std::string owner = self ? self->to_string() + "." : "";
   if (base.size() + prefix.size() + owner.size() + sizeof "/.XXXXXX" > kMostPath) owner.clear();
   path_ = concat(base, "/", prefix, ".", owner, "XXXXXX");
