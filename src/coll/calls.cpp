@@ -29,13 +29,18 @@ class CallMaker::Builder {
     call_.signature.tag = hash_shape(shape, call_.signature.tag) | Signature::kHashed;
   }
   void reduction(const ReduceOptions& options) {
-    check_reduction(call_.signature.type, options.op, options.rounding);
+    try {
+      check_reduction(call_.signature.type, options.op, options.rounding);
+    } catch (const Error& e) {
+      refuse(e.what());
+    }
     call_.signature.reduce = options.op;
     call_.signature.rounding = options.rounding;
     call_.signature.factor = std::bit_cast<std::uint64_t>(options.factor);
   }
   void root(int root) {
-    if (root < 0 || root >= maker_.size_) refuse("there is no root ", root);
+    if (root < 0 || root >= maker_.size_)
+      refuse("there is no root ", root, "; ranks are 0 to ", maker_.size_ - 1);
     call_.signature.root = static_cast<std::uint16_t>(root);
   }
   void count(std::size_t count) { call_.signature.count = count; }

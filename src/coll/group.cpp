@@ -25,8 +25,10 @@ void Group::Impl::fail_in_child(std::string_view operation) const {
        "(convoy::spawn, multiprocessing's \"spawn\") and make a group there");
 }
 
-void Group::Impl::check_open() const {
-  if (closed_) fail(ErrorKind::kInvalidArgument, describe(), " was closed");
+void Group::Impl::check_open(OpKind op) const {
+  if (!closed_) return;
+  fail(ErrorKind::kInvalidArgument, to_string(op), ", ", describe(),
+       ": the group was closed on this rank (shutdown()); make a new one");
 }
 
 // The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
@@ -37,7 +39,7 @@ void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
   std::uint64_t number = 0;
   {
     std::unique_lock lock(mutex_);
-    check_open();
+    check_open(call.signature.op);
     if (busy_ || !queue_.empty()) {
       lock.unlock();
       const auto operation = issue(std::move(call), timeout, nullptr);
@@ -95,7 +97,7 @@ std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nan
   operation->callback = std::move(done);
   {
     std::unique_lock lock(mutex_);
-    check_open();
+    check_open(operation->call.signature.op);
     start_progress();  // before it has a number: other ranks know nothing of it if this throws
     operation->number = ++last_number_;
     operation->seen =

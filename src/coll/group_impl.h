@@ -121,7 +121,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   };
 
   [[noreturn]] void fail_in_child(std::string_view operation) const;
-  void check_open() const;
+  void check_open(OpKind op) const;
   bool calls_back_here() const {
     return calling_back_ && calling_back_->thread == std::this_thread::get_id();
   }

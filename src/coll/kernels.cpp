@@ -10,7 +10,7 @@ namespace {
 
 [[noreturn]] void refuse(DataType type, ReduceOp op) {
   fail(ErrorKind::kInvalidArgument, "reduce operation ", to_string(op), " has no meaning for ",
-       to_string(type), " elements");
+       to_string(type), " elements; use sum, avg, product, min or max, or convert them");
 }
 
 bool in_range(DataType type, ReduceOp op) {

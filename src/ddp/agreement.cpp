@@ -57,6 +57,23 @@ std::string difference(const std::vector<std::string>& texts) {
 
 }  // namespace
 
+std::string head_of(const ProcessGroup& group, std::string_view operation) {
+  return concat(operation, ", group \"", group.name(), "\", rank ", group.rank(), " of ",
+                group.size(), ": ");
+}
+
+void rethrow_from(const ProcessGroup& group, std::string_view operation) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    std::string text = error.what();
+    if (text.find("group \"") != std::string::npos) throw;
+    const std::string own = concat(operation, ": ");
+    if (text.starts_with(own)) text = text.substr(own.size());
+    throw Error(error.kind(), head_of(group, operation) + text);
+  }
+}
+
 std::string name_ranks(const std::vector<std::size_t>& ranks) {
   if (ranks.size() == 1) return concat("rank ", ranks[0]);
   const bool is_range = ranks.back() - ranks.front() + 1 == ranks.size();

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "convoy/error.h"
 #include "convoy/group.h"
 
 namespace convoy {
@@ -14,6 +16,21 @@ namespace convoy {
 std::uint64_t agree(const ProcessGroup& group, const std::string& what,
                     const std::vector<std::string>& lines, const std::string& error,
                     std::uint64_t number);
+
+// "set_reduce, group "world", rank 0 of 2: ".
+std::string head_of(const ProcessGroup& group, std::string_view operation);
+// In a handler: throws an Error that is being handled on, with head_of() in front unless its text
+// says already where it comes from.
+[[noreturn]] void rethrow_from(const ProcessGroup& group, std::string_view operation);
+// Calls `function` for a user, who called `operation`.
+template <class Function>
+auto told_from(const ProcessGroup& group, std::string_view operation, const Function& function) {
+  try {
+    return function();
+  } catch (const Error&) {
+    rethrow_from(group, operation);
+  }
+}
 
 // "rank 1: a; ranks 2 and 3: b", by rank; empty texts are left out.
 std::string by_cause(const std::vector<std::string>& texts);

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "base/call_scope.h"
 #include "base/error.h"
+#include "ddp/agreement.h"
 #include "ddp/bucket.h"
 #include "ddp/module_parameters.h"
 
@@ -84,19 +86,29 @@ void broadcast_all(const ProcessGroup& group, at::TensorList tensors,
 
 void broadcast_coalesced(const ProcessGroup& group, at::TensorList tensors,
                          const BroadcastOptions& options) {
+  if (!group) {
+    fail(ErrorKind::kInvalidArgument, "broadcast_coalesced: the group is none; pass one");
+  }
+  const std::string head = head_of(group, "broadcast_coalesced");
   if (options.root < 0 || options.root >= group.size()) {
-    fail(ErrorKind::kInvalidArgument, "broadcast_coalesced: there is no rank ", options.root,
-         " in a group of ", group.size());
+    fail(ErrorKind::kInvalidArgument, head, "the root is ", options.root,
+         "; it must be a rank of the group, 0 to ", group.size() - 1);
   }
   if (options.chunk_bytes <= 0) {
-    fail(ErrorKind::kInvalidArgument, "broadcast_coalesced: chunks of ", options.chunk_bytes,
-         " bytes");
+    fail(ErrorKind::kInvalidArgument, head, "chunk_bytes is ", options.chunk_bytes,
+         "; it must be positive");
   }
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || tensor.layout() != c10::kStrided) {
-      fail(ErrorKind::kInvalidArgument, "broadcast_coalesced: only dense tensors");
-    }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    if (tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_meta()) continue;
+    fail(ErrorKind::kInvalidArgument, head, "tensor ", i, " is ",
+         !tensor.defined()  ? "undefined"
+         : tensor.is_meta() ? "on device meta"
+                            : "sparse",
+         "; only dense tensors with values can be sent");
   }
+  const PurposeScope scope(
+      {.what = current_purpose().what ? current_purpose().what : "broadcast_coalesced"});
   at::Tensor memory;
   broadcast_all(group, tensors, options, {}, memory);
 }

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "base/error.h"
+#include "ddp/agreement.h"
 #include "ddp/join_context.h"
 #include "ddp/mixed_precision.h"
 #include "ddp/module_parameters.h"
@@ -19,12 +20,22 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
 
 DdpCore::DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const DdpOptions& options)
     : module_(std::move(module)), group_(std::move(group)), options_(options) {
-  if (!group_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no group");
-  if (!module_) fail(ErrorKind::kInvalidArgument, "DistributedDataParallel: there is no module");
+  if (!group_)
+    fail(ErrorKind::kInvalidArgument,
+         "DistributedDataParallel: the group is none; pass that of convoy::init() or new_group()");
+  if (!module_) {
+    fail(ErrorKind::kInvalidArgument, head_of(group_, "DistributedDataParallel"),
+         "the module is nullptr; pass one");
+  }
   const PurposeScope scope({.what = "the constructor of DistributedDataParallel"});
   auto found = find_parameters(*module_, options_);
   const auto mixed = options_.mixed_precision.value_or(MixedPrecision{});
   if (found.error.empty()) found.error = error_in(mixed);
+  for (const auto& [name, buffer] : buffers()) {
+    if (!found.error.empty() || !buffer.is_meta()) continue;
+    found.error = concat("buffer ", name, " is on device meta and has no values; give the module ",
+                         "memory first (to_empty(), then load or initialise it)");
+  }
   found.must_agree.push_back(describe(mixed));
   ReducerOptions more = reducer_options();
   more.reduce_dtype = mixed.reduce_dtype ? mixed.reduce_dtype : mixed.param_dtype;
@@ -279,12 +290,14 @@ void DdpCore::sync_buffers_from(int root, const NamedTensors& found) {
 }
 
 void DdpCore::set_buffer_hook(BufferHook hook, BufferSync when) {
-  if (!hook) fail(ErrorKind::kInvalidArgument, "register_buffer_hook: there is no function in it");
-  if (buffer_hook_) {
-    fail(ErrorKind::kInvalidArgument, "register_buffer_hook: there is a buffer hook already");
+  if (hook && !buffer_hook_) {
+    buffer_hook_ = std::move(hook);
+    options_.buffer_sync = when;
+    return;
   }
-  buffer_hook_ = std::move(hook);
-  options_.buffer_sync = when;
+  fail(ErrorKind::kInvalidArgument, head_of(group_, "register_buffer_hook"),
+       hook ? "there is a buffer hook already; a model has one"
+            : "the hook is an empty function; pass one that can be called");
 }
 
 // Parameters that no reducer knows would be trained by this rank alone. (Some that are not there
@@ -311,10 +324,13 @@ void DdpCore::sync_gradients() {
 
 void DdpCore::update_process_group(ProcessGroup group) {
   if (!others_.empty()) {
-    fail(ErrorKind::kUnsupported, "update_process_group: a model with parameter_groups cannot ",
-         "change its group: theirs would stay");
+    fail(ErrorKind::kUnsupported, head_of(group_, "update_process_group"),
+         "a model with parameter_groups cannot ", "change its group: theirs would stay");
   }
-  if (join()) fail(ErrorKind::kInvalidArgument, "update_process_group: inside of a Join");
+  if (join()) {
+    fail(ErrorKind::kInvalidArgument, head_of(group_, "update_process_group"),
+         "it cannot be called inside of a Join; end that before");
+  }
   check_parameters("update_process_group");
   if (copies_) copies_->restore();
   const int root = reducer_->update_process_group(std::move(group));

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "convoy/ddp.h"
+#include "ddp/agreement.h"
 #include "ddp/join_context.h"
 #include "ddp/reducer_join.h"
 
@@ -43,8 +44,9 @@ std::shared_ptr<JoinContext> DdpCore::join() const {
 
 std::unique_ptr<JoinHook> DdpCore::join_hook(const Joinable& self, const JoinOptions& options) {
   if (!others_.empty()) {
-    fail(ErrorKind::kInvalidArgument, "join: a model with parameter_groups cannot be joined: ",
-         "their ranks do not know of each other's inputs");
+    fail(ErrorKind::kInvalidArgument, head_of(group_, "join"),
+         "a model with parameter_groups cannot be joined: their ranks do not know of each other's "
+         "inputs");
   }
   auto port = std::make_unique<Reducer::Impl::JoinPort>();
   const auto context = JoinContext::of(group_);
@@ -158,11 +160,13 @@ class JoinPart::Impl {
 
 JoinPart::JoinPart(DdpCore& core, const JoinOptions& options) {
   if (!core.others_.empty()) {
-    fail(ErrorKind::kInvalidArgument, "join: a model with parameter_groups cannot be joined: ",
-         "their ranks do not know of each other's inputs");
+    fail(ErrorKind::kInvalidArgument, head_of(core.group_, "join"),
+         "a model with parameter_groups cannot be joined: their ranks do not know of each other's "
+         "inputs");
   }
   if (core.join()) {
-    fail(ErrorKind::kInvalidArgument, "join: the model is part of another Join already");
+    fail(ErrorKind::kInvalidArgument, head_of(core.group_, "join"),
+         "the model is part of another Join already; end that before");
   }
   impl_ = std::make_unique<Impl>(core, options);
 }

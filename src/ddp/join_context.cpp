@@ -51,7 +51,8 @@ std::vector<int> JoinContext::everybody() const {
 JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& options)
     : joinables_(std::move(joinables)), options_(options), used_(joinables_.size()) {
   if (joinables_.empty() || joinables_[0] == nullptr) {
-    fail(ErrorKind::kInvalidArgument, "join: there is nothing to join");
+    fail(ErrorKind::kInvalidArgument,
+         "join: the list of joinables is empty, or begins with nullptr; pass a model");
   }
   group_ = joinables_[0]->join_process_group();
   step_.live = everybody();

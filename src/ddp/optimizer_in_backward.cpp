@@ -15,6 +15,7 @@
 #include "ddp/agreement.h"
 #include "ddp/hook_state.h"
 #include "ddp/optimizer_rule.h"
+#include "ddp/reducer_impl.h"
 
 namespace convoy {
 namespace {
@@ -299,11 +300,13 @@ OptimizerInBackward::OptimizerInBackward(Reducer& reducer, const OptimizerRule& 
 OptimizerInBackward::OptimizerInBackward(Reducer& reducer, std::vector<OptimizerGroup> groups,
                                          const OptimizerInBackwardOptions& options)
     : impl_(std::make_shared<Impl>(reducer, std::move(groups), options)) {
-  reducer.register_consumer(
-      {.takes = impl_->members(),
-       .keeps = options.keep_gradients,
-       .function = [impl = impl_](const std::vector<GradBucket>& buckets,
-                                  const std::vector<bool>& used) { impl->step(buckets, used); }});
+  GradConsumer consumer{
+      .takes = impl_->members(),
+      .keeps = options.keep_gradients,
+      .function = [impl = impl_](const std::vector<GradBucket>& buckets,
+                                 const std::vector<bool>& used) { impl->step(buckets, used); }};
+  told_from(reducer.group(), "OptimizerInBackward",
+            [&] { ReducerAccess::impl(reducer)->register_consumer(std::move(consumer)); });
 }
 
 void OptimizerInBackward::set_lr(double lr) {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ddp/agreement.h"
 #include "ddp/norm_group.h"
 #include "ddp/reducer_impl.h"
 
@@ -73,8 +74,8 @@ void Reducer::Impl::take_hooks_off() {
 
 void Reducer::Impl::check_process(const char* operation) const {
   if (home_.is_here()) return;
-  fail(ErrorKind::kUnsupported, operation,
-       ": this process is a forked child of the rank whose gradients these are, and its backward "
+  fail(ErrorKind::kUnsupported, head_of(group_, operation),
+       "this process is a forked child of the rank whose gradients these are, and its backward "
        "would change the rank's; run the model without gradients there (NoGradGuard, "
        "torch.no_grad()), or train in the rank itself");
 }
@@ -387,20 +388,26 @@ std::vector<at::Tensor> Reducer::prepare_for_backward(at::TensorList outputs, Fo
 void Reducer::before_forward() { impl_->before_forward(); }
 bool Reducer::is_paused() const { return impl_->is_paused(); }
 void Reducer::sync_gradients() {
-  impl_->check_process("sync_gradients");
-  impl_->sync_gradients();
+  told_from(group(), "sync_gradients", [&] {
+    impl_->check_process("sync_gradients");
+    impl_->sync_gradients();
+  });
 }
-void Reducer::register_comm_hook(CommHook hook) { impl_->register_comm_hook(std::move(hook)); }
+void Reducer::register_comm_hook(CommHook hook) {
+  told_from(group(), "register_comm_hook", [&] { impl_->register_comm_hook(std::move(hook)); });
+}
 void Reducer::register_consumer(GradConsumer consumer) {
-  impl_->register_consumer(std::move(consumer));
+  told_from(group(), "register_consumer", [&] { impl_->register_consumer(std::move(consumer)); });
 }
 void Reducer::watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends,
                              Replicas replicas) {
   impl_->watch_backward(std::move(begins), std::move(ends), std::move(replicas));
 }
 int Reducer::update_process_group(ProcessGroup group) {
-  if (!group) fail(ErrorKind::kInvalidArgument, "update_process_group: there is no group");
-  impl_->prepare_change();
+  told_from(this->group(), "update_process_group", [&] {
+    if (!group) fail(ErrorKind::kInvalidArgument, "the new group is none; pass one");
+    impl_->prepare_change();
+  });
   // Collective: when it is there, all its ranks have ended what they did in the old group.
   auto made = std::make_shared<Impl>(impl_->tensors(), std::move(group), impl_->options());
   impl_->leave_group();
@@ -417,7 +424,9 @@ int Reducer::update_process_group(ProcessGroup group) {
     throw;
   }
 }
-void Reducer::set_reduce(GradReduce reduce) { impl_->set_reduce(reduce); }
+void Reducer::set_reduce(GradReduce reduce) {
+  told_from(group(), "set_reduce", [&] { impl_->set_reduce(reduce); });
+}
 const std::vector<at::Tensor>& Reducer::parameters() const { return impl_->tensors(); }
 const ProcessGroup& Reducer::group() const { return impl_->group(); }
 std::vector<bool> Reducer::used() const { return impl_->used(); }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ddp/agreement.h"
 #include "ddp/reducer_impl.h"
 
 namespace convoy {
@@ -153,8 +154,8 @@ void Reducer::Impl::pause(int change) {
 
 void Reducer::Impl::set_static_graph() {
   if (stats_.backwards > 0 || open_) {
-    fail(ErrorKind::kInvalidArgument, head(),
-         "set_static_graph: only before the first backward that is reduced");
+    fail(ErrorKind::kInvalidArgument, "it is too late after ", stats_.backwards,
+         " backwards; call it before the first one that is reduced");
   }
   if (options_.static_graph) return;
   if (options_.find_unused_parameters) {
@@ -165,12 +166,17 @@ void Reducer::Impl::set_static_graph() {
 
 // --- the public class ---
 
-void Reducer::set_static_graph() { impl_->set_static_graph(); }
+void Reducer::set_static_graph() {
+  told_from(group(), "set_static_graph", [&] { impl_->set_static_graph(); });
+}
 bool Reducer::skipped() const { return impl_->skipped(); }
 const RoundTimes& Reducer::timeline() const { return impl_->timeline().last(); }
 DdpStats Reducer::logging_data() const { return impl_->logging_data(); }
 void Reducer::set_sample_rate(std::uint64_t rate) {
-  if (rate == 0) fail(ErrorKind::kInvalidArgument, "set_sample_rate: it is at least 1");
+  if (rate == 0) {
+    fail(ErrorKind::kInvalidArgument, head_of(group(), "set_sample_rate"),
+         "the rate is 0; it must be at least 1");
+  }
   impl_->timeline().set_sample_rate(rate);
 }
 void Reducer::write_trace(const std::string& path) const {

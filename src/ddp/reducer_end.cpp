@@ -310,7 +310,7 @@ void Reducer::Impl::close(Outcome outcome) {
 
 void Reducer::Impl::sync_gradients() {
   if (in_backward_) {
-    fail(ErrorKind::kInvalidArgument, "sync_gradients() inside of a backward");
+    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it after");
   }
   entered_ = last_gradient_ = Clock::now();
   round_ = "sync_gradients";

@@ -165,14 +165,16 @@ std::uint64_t Reducer::Impl::layout_hash() const {
 }
 
 void Reducer::Impl::register_comm_hook(CommHook hook) {
-  if (!hook) fail(ErrorKind::kInvalidArgument, "register_comm_hook: there is no function in it");
-  if (hook_) fail(ErrorKind::kInvalidArgument, "register_comm_hook: there is a comm hook already");
+  if (!hook)
+    fail(ErrorKind::kInvalidArgument, "the hook is an empty function; pass one that can be called");
+  if (hook_) fail(ErrorKind::kInvalidArgument, "there is a comm hook already; a model has one");
   if (stats_.backwards > 0 || open_) {
-    fail(ErrorKind::kInvalidArgument, "register_comm_hook: after the first backward");
+    fail(ErrorKind::kInvalidArgument, "it is too late after ", stats_.backwards,
+         " backwards; register before the first one");
   }
   if (options_.reduce.kind() != GradReduce::Kind::kMean) {
     fail(ErrorKind::kInvalidArgument,
-         "register_comm_hook: what gradients become is the hook's; GradReduce must be kMean");
+         "what gradients become is the hook's; GradReduce must be kMean");
   }
   if (join_ && join_->divides_by_live) refuse_hook_in_join();
   // First on the group that others use: they may have none to register.
@@ -185,21 +187,21 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
 
 void Reducer::Impl::register_consumer(GradConsumer consumer) {
   if (open_ || in_backward_) {
-    fail(ErrorKind::kInvalidArgument, "register_consumer: inside of a backward");
+    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it after");
   }
   if (!consumer.function) {
-    fail(ErrorKind::kInvalidArgument, "register_consumer: there is no function in it");
+    fail(ErrorKind::kInvalidArgument, "the consumer has an empty function; give it one");
   }
   consumer.takes.resize(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!consumer.takes[i]) continue;
     if (parameters_[i].sparse) {
-      fail(ErrorKind::kUnsupported, "register_consumer: gradients of ", parameters_[i].name,
+      fail(ErrorKind::kUnsupported, "gradients of ", parameters_[i].name,
            " are sparse; leave it to an optimizer of its own");
     }
     if (parameters_[i].taken) {
-      fail(ErrorKind::kInvalidArgument, "register_consumer: gradients of ", parameters_[i].name,
-           " are taken already");
+      fail(ErrorKind::kInvalidArgument, "gradients of ", parameters_[i].name,
+           " are taken by another optimizer already; give each parameter to one");
     }
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -224,15 +226,18 @@ void Reducer::Impl::consume() {
 void check_weight(const GradReduce& reduce) {
   if (reduce.kind() != GradReduce::Kind::kWeighted) return;
   if (!(reduce.samples() >= 0 && std::isfinite(reduce.samples()))) {
-    fail(ErrorKind::kInvalidArgument, "gradients weighted by ", reduce.samples(), " samples");
+    fail(ErrorKind::kInvalidArgument, "gradients are weighted by ", reduce.samples(),
+         " samples; the number must be finite, and 0 or more");
   }
 }
 
 void Reducer::Impl::set_reduce(GradReduce reduce) {
   check_weight(reduce);
-  if (open_) fail(ErrorKind::kInvalidArgument, "set_reduce: inside of a backward");
+  if (open_)
+    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it before");
   if (hook_ && reduce.kind() != GradReduce::Kind::kMean) {
-    fail(ErrorKind::kInvalidArgument, "set_reduce: there is a comm hook, which decides that");
+    fail(ErrorKind::kInvalidArgument,
+         "there is a comm hook, which decides that; only kMean goes with it");
   }
   options_.reduce = reduce;
   norm_weight_->samples = samples_of(reduce);

@@ -49,7 +49,7 @@ void Reducer::Impl::check() {
   const std::size_t count = tensors_.size();
   require(options_.error.empty(), options_.error);
   require(options_.names.empty() || options_.names.size() == count, options_.names.size(),
-          " names for ", count, " parameters");
+          " names for ", count, " parameters; give one for each, or none");
   check_weight(options_.reduce);
   norm_weight_->samples = samples_of(options_.reduce);
   parameters_.resize(count);
@@ -59,9 +59,12 @@ void Reducer::Impl::check() {
     std::string& name = parameters_[i].name;
     name = options_.names.empty() ? concat("#", i) : options_.names[i];
     const at::Tensor& tensor = tensors_[i];
-    require(tensor.defined(), "parameter ", name, " is undefined");
+    require(tensor.defined(), "parameter ", name, " is undefined; leave it out");
+    require(!tensor.is_meta(), "parameter ", name,
+            " is on device meta and has no values; give the module memory first (to_empty(), then "
+            "load or initialise it)");
     require(seen.insert(tensor.unsafeGetTensorImpl()).second, "parameter ", name,
-            " is there twice");
+            " is there twice; name each once");
     require(tensor.is_leaf() && tensor.layout() == c10::kStrided, "parameter ", name,
             " is no dense leaf of the graph");
     require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "parameter ", name,
@@ -77,7 +80,8 @@ void Reducer::Impl::check() {
     require(i < count, "parameter ", i, " cannot be delayed: there are ", count);
     parameters_[i].delayed = true;
   }
-  require(trains, "there is no parameter that requires a gradient");
+  require(trains,
+          "there is no parameter that requires a gradient; without one, use the module itself");
 }
 
 std::vector<std::string> Reducer::Impl::description() const {

@@ -12,7 +12,8 @@
 namespace convoy {
 
 void Reducer::Impl::check_port(const std::vector<bool>& takes) const {
-  if (is_busy()) fail(ErrorKind::kInvalidArgument, "a sharded optimizer inside of a backward");
+  if (is_busy())
+    fail(ErrorKind::kInvalidArgument, "it cannot be made inside of a backward; make it before");
   for (std::size_t i = 0; i < takes.size(); ++i) {
     if (!takes[i]) continue;
     if (parameters_[i].sparse) {
@@ -20,7 +21,8 @@ void Reducer::Impl::check_port(const std::vector<bool>& takes) const {
            " are sparse; leave it to an optimizer of its own");
     }
     if (parameters_[i].taken) {
-      fail(ErrorKind::kInvalidArgument, "gradients of ", parameters_[i].name, " are taken already");
+      fail(ErrorKind::kInvalidArgument, "gradients of ", parameters_[i].name,
+           " are taken by another optimizer already");
     }
   }
 }
@@ -95,7 +97,7 @@ bool Reducer::Impl::defers(const Bucket& bucket) const {
 
 void Reducer::Impl::prepare_change() {
   const auto refuse = [](const char* what) {
-    fail(ErrorKind::kInvalidArgument, "update_process_group: inside of ", what);
+    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of ", what, "; end that before");
   };
   if (in_backward_) refuse("a backward");
   if (paused_ > 0) refuse("a no_sync()");

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ddp/agreement.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
@@ -71,7 +72,8 @@ at::Tensor Reducer::Impl::reduce_rows(std::size_t index, const at::Tensor& mine)
 }
 
 void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
-  if (open_) fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: inside of a backward");
+  if (open_)
+    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it before");
   std::vector<std::pair<std::size_t, at::Tensor>> found;
   for (const auto& entry : rows) {
     const std::string& name = entry.first;
@@ -80,21 +82,20 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
         parameters_.begin(), parameters_.end(),
         [&](const Parameter& parameter) { return parameter.sparse && parameter.name == name; });
     if (place == parameters_.end()) {
-      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: there is no sparse parameter ",
-           in_quotes(name));
+      fail(ErrorKind::kInvalidArgument, "there is no sparse parameter ", in_quotes(name));
     }
     const auto index = static_cast<std::size_t>(place - parameters_.begin());
     if (!list.defined() || list.dim() != 1 || !at::isIntegralType(list.scalar_type(), false)) {
-      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: the rows of ", in_quotes(name),
-           " are no list of integers");
+      fail(ErrorKind::kInvalidArgument, "the rows of ", in_quotes(name),
+           " are no list of integers; pass a tensor of one dimension and an integer type");
     }
     const at::NoGradGuard no_grad;
     at::Tensor sorted = std::get<0>(at::_unique(list.to(at::kLong), /*sorted=*/true));
     const std::int64_t most = tensors_[index].size(0);
     if (sorted.numel() > 0 &&
         (sorted[0].item<std::int64_t>() < 0 || sorted[-1].item<std::int64_t>() >= most)) {
-      fail(ErrorKind::kInvalidArgument, "set_sparse_metadata: ", in_quotes(name), " has ", most,
-           " rows, and others are named");
+      fail(ErrorKind::kInvalidArgument, in_quotes(name), " has ", most,
+           " rows, and others are named; rows are 0 to ", most - 1);
     }
     found.emplace_back(index, std::move(sorted));
   }
@@ -102,7 +103,7 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
 }
 
 void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
-  impl_->set_sparse_metadata(rows);
+  told_from(group(), "set_sparse_metadata", [&] { impl_->set_sparse_metadata(rows); });
 }
 
 }  // namespace convoy

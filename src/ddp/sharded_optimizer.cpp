@@ -234,7 +234,9 @@ ShardedOptimizerBase::ShardedOptimizerBase(
     const ShardedOptimizerOptions& options)
     : Optimizer(groups, std::move(defaults)) {
   const PurposeScope scope({.what = "the constructor of ShardedOptimizer"});
-  impl_ = std::shared_ptr<Impl>(new Impl(*this, reducer, options), DeleteAtHome());
+  told_from(reducer.group(), kShardedName, [&] {
+    impl_ = std::shared_ptr<Impl>(new Impl(*this, reducer, options), DeleteAtHome());
+  });
   try {
     impl_->attach(ReducerAccess::impl(reducer));
   } catch (...) {
@@ -260,8 +262,10 @@ at::Tensor ShardedOptimizerBase::step(LossClosure closure) {
     loss = closure();
   }
   const PurposeScope scope({.what = "ShardedOptimizer::step"});
-  notify_join_context();
-  impl_->step();
+  told_from(impl_->group(), kShardedName, [&] {
+    notify_join_context();
+    impl_->step();
+  });
   return loss;
 }
 
@@ -281,7 +285,7 @@ ShardedOptimizerBase::States ShardedOptimizerBase::states() const {
 void ShardedOptimizerBase::load_states(const States& states) {
   impl_->check_process("load_states");
   const PurposeScope scope({.what = "torch::load or load_states() of a ShardedOptimizer"});
-  impl_->load_states(states);
+  told_from(impl_->group(), kShardedName, [&] { impl_->load_states(states); });
 }
 
 // As those of OptimizerInBackward.

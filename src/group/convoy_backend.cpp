@@ -113,7 +113,9 @@ c10::intrusive_ptr<c10d::Backend::Options> ConvoyBackend::getBackendOptions() {
 }
 
 void ConvoyBackend::setTimeout(std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(timeout.count() > 0, "a time-out of ", timeout.count(), " ms is no time");
+  TORCH_CHECK_VALUE(timeout.count() > 0, "the time-out is ", timeout.count(),
+                    " ms; it must be positive (group \"", impl_->group().name(), "\", rank ",
+                    getRank(), " of ", getSize(), ")");
   impl_->set_timeout(timeout);
 }
 

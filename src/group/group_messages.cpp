@@ -20,7 +20,8 @@ void check_message(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int
   }
   const int size = impl.backend->getSize();
   if (peer != kAnySource && (peer < 0 || peer >= size)) {
-    fail(ErrorKind::kInvalidArgument, "the other rank is ", peer, "; it must be 0 to ", size - 1);
+    fail(ErrorKind::kInvalidArgument, "there is no rank ", peer,
+         " in this group; it has ranks 0 to ", size - 1);
   }
   if (options.timeout < milliseconds::zero()) {
     fail(ErrorKind::kInvalidArgument, "the time-out is ", options.timeout.count(),

@@ -97,8 +97,8 @@ c10::intrusive_ptr<c10d::Backend> make_mpi_backend(
 ProcessGroup detail::from_mpi(const void* communicator, std::size_t bytes,
                               const MpiOptions& options) {
   if (options.timeout <= std::chrono::milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, "from_mpi: a time-out of ", options.timeout.count(),
-         " ms is no time");
+    fail(ErrorKind::kInvalidArgument, "from_mpi: the time-out is ", options.timeout.count(),
+         " ms; it must be positive");
   }
   auto own = c10::make_intrusive<ConvoyBackend::Options>(options.timeout);
   own->group_name = options.name;

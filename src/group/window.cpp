@@ -21,13 +21,16 @@ struct Window::Impl : std::enable_shared_from_this<Window::Impl> {
 namespace {
 
 void check(const at::Tensor& tensor) {
-  if (!tensor.defined()) fail(ErrorKind::kInvalidArgument, "window: the tensor is undefined");
+  constexpr const char* kAdvice = "; take one from group.allocate()";
+  if (!tensor.defined()) fail(ErrorKind::kInvalidArgument, "the tensor is undefined", kAdvice);
+  if (tensor.is_meta() || tensor.layout() != c10::kStrided) {
+    fail(ErrorKind::kInvalidArgument, "the tensor has no dense memory of the CPU", kAdvice);
+  }
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
-    fail(ErrorKind::kInvalidArgument, "window: the tensor is not contiguous");
+    fail(ErrorKind::kInvalidArgument, "the tensor is not contiguous", kAdvice);
   }
   if (tensor.storage().nbytes() != 0 && !is_shared_memory(tensor)) {
-    fail(ErrorKind::kInvalidArgument,
-         "window: the tensor is in private memory; take it from group.allocate()");
+    fail(ErrorKind::kInvalidArgument, "the tensor is in private memory", kAdvice);
   }
 }
 
@@ -42,7 +45,7 @@ std::span<std::byte> storage_of(const at::Tensor& tensor) {
 Window ProcessGroup::window(const at::Tensor& tensor, const CallOptions& options) const {
   impl().check_process("window");
   if (!impl().shares_memory()) {
-    fail(ErrorKind::kUnsupported, "window: the ranks of backend \"", backend_name(),
+    fail(ErrorKind::kUnsupported, impl().head("window"), "the ranks of backend \"", backend_name(),
          "\" do not share memory; a window needs backend \"convoy\"");
   }
   auto made = std::make_shared<Window::Impl>();
@@ -97,14 +100,22 @@ at::Tensor Window::at(int rank) const {
 
 void Window::put(int rank, const at::Tensor& tensor, std::int64_t offset) const {
   const auto target = at(rank);
-  if (!tensor.defined()) fail(ErrorKind::kInvalidArgument, "put: the tensor is undefined");
+  const auto refuse = [&](const auto&... text) {
+    const ProcessGroup& group = impl().group;
+    fail(ErrorKind::kInvalidArgument, "put, window of group \"", group.name(), "\", rank ",
+         group.rank(), " of ", group.size(), ": ", text...);
+  };
+  if (!tensor.defined() || tensor.is_meta()) {
+    refuse("the tensor is ", tensor.defined() ? "on device meta" : "undefined",
+           "; pass one with values");
+  }
   if (tensor.scalar_type() != target.scalar_type()) {
-    fail(ErrorKind::kInvalidArgument, "put: elements of type ", c10::toString(tensor.scalar_type()),
-         " into the window of rank ", rank, ", which has ", c10::toString(target.scalar_type()));
+    refuse("elements of type ", c10::toString(tensor.scalar_type()), " into the window of rank ",
+           rank, ", which has ", c10::toString(target.scalar_type()));
   }
   if (offset < 0 || offset > target.numel() || tensor.numel() > target.numel() - offset) {
-    fail(ErrorKind::kInvalidArgument, "put: ", tensor.numel(), " elements from element ", offset,
-         " of the window of rank ", rank, ", which has ", target.numel());
+    refuse(tensor.numel(), " elements from element ", offset, " of the window of rank ", rank,
+           ", which has ", target.numel());
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   target.view(-1).slice(0, offset, offset + tensor.numel()).copy_(tensor.reshape(-1));
