@@ -75,8 +75,8 @@ concept ByteString = std::same_as<T, std::string> || std::same_as<T, std::vector
 // but then it is the callers who keep that order. A call returns when it is done, its _async form
 // returns a Work. On backend "convoy" tensors may have any strides. Where a tensor is written,
 // autograd sees a change in place. `where` is for events, records and messages: never written, it
-// is the line of the call. Errors are convoy::Error, c10::Error for bad arguments, and whatever a
-// foreign backend throws; docs/groups.md tells what they leave behind.
+// is the line of the call. Errors are convoy::Error, and whatever a foreign backend throws;
+// docs/groups.md tells what they leave behind.
 class ProcessGroup {
  public:
   ProcessGroup() = default;  // no group: nothing but bool and assignment may be used
