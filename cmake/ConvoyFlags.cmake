@@ -20,8 +20,8 @@ target_compile_options(convoy_warnings INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
   # GCC 12 warns about "a" + std::string at -O3 without cause (GCC bug 105651).
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
-  # And about std::string(n, c) + "x" in code that it has instrumented, in two ways.
-  "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_SANITIZE}>>:-Wno-array-bounds;-Wno-stringop-overread>"
+  # And about std::string(n, c) + "x" in code that it has instrumented, in several ways.
+  "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_SANITIZE}>>:-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>"
   # In unity builds GCC takes a source for a header, in which types of anonymous namespaces are an error.
   $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_UNITY}>>:-Wno-subobject-linkage>
   $<$<BOOL:${CONVOY_WERROR}>:-Werror>)
