@@ -526,7 +526,7 @@ TEST(JoinTest, WhatIsRefused) {
     const auto refused = [&](std::vector<Joinable*> joinables, const JoinOptions& options = {}) {
       return text_of([&] { Join scope(std::move(joinables), options); });
     };
-    EXPECT_THAT(refused({}), HasSubstr("nothing to join"));
+    EXPECT_THAT(refused({}), HasSubstr("list of joinables is empty"));
     EXPECT_THAT(refused({&model, &elsewhere}), HasSubstr("is of group \"second\""));
     EXPECT_THAT(refused({&model, &model}), HasSubstr("there twice"));
     EXPECT_THAT(refused({&model}, {.divide_by_initial_world_size = r.id() == 0}),

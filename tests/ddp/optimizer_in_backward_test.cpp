@@ -438,7 +438,7 @@ TEST(OptimizerInBackwardTest, WhatItRefuses) {
     EXPECT_THAT(groups({{{p}, Sgd{}}, {{p}, Sgd{}}}), HasSubstr("in two groups"));
 
     OptimizerInBackward fine(model.reducer(), {{{p}, Sgd{}}});
-    EXPECT_THAT(groups({{{p}, Sgd{}}}), HasSubstr("taken already"));
+    EXPECT_THAT(groups({{{p}, Sgd{}}}), HasSubstr("taken by another optimizer"));
     EXPECT_THAT(text_of([&] { fine.set_rule(0, Adam{}); }), HasSubstr("cannot change"));
     EXPECT_THAT(text_of([&] { fine.set_rule(1, Sgd{}); }), HasSubstr("no group 1"));
     EXPECT_THAT(text_of([&] { fine.set_lr(-1); }), HasSubstr("learning rate of -1"));

@@ -1,6 +1,10 @@
 // One rank does not come to the backward of the others: its forward threw, or its loss, or it left
 // out a batch. The others are told in their next operation, by name, and training goes on.
-#include <optional>
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
 
 #include "convoy/sharded_optimizer.h"
 #include "convoy/sync_batch_norm.h"
@@ -475,6 +479,64 @@ TEST(DisagreementTest, ABatchFewer) {
     EXPECT_THAT(text, AllOf(HasSubstr("backward 3"), HasSubstr("rank 1 called barrier"),
                             HasSubstr("convoy::join")));
   });
+}
+
+// --- deaths ---
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / 1ns; }
+
+// Survivors wait in a backward for a rank that is killed. CONVOY_DETECTIONS=100 prints how soon
+// they know, after so many kills: docs/reliability.md has the figures.
+TEST(DetectionTest, InBackward) {
+  const char* const asked = std::getenv("CONVOY_DETECTIONS");
+  const int kills = asked ? std::atoi(asked) : 2;
+  std::vector<double> milliseconds;
+  for (int i = 0; i < kills; ++i) {
+    RankGroup ranks(3, RankMode::kProcesses);
+    ranks.start([](Rank& r) {
+      const auto world = make_world(r);
+      auto net = seeded(1, [] { return RecoverNet(true); });
+      DistributedDataParallel model(net, world);
+      try {
+        for (int step = 0;; ++step) {
+          const auto y = model(batch(r.id(), step));
+          if (step == 3) r.mark("in backward");
+          if (step == 3 && r.id() == 1) r.wait_for("never");
+          y.sum().backward();
+        }
+      } catch (const Error& e) {
+        const auto told = now_ns();
+        EXPECT_EQ(e.kind(), ErrorKind::kPeerLost) << e.what();
+        EXPECT_THAT(e.what(), AllOf(HasSubstr("backward 4"), HasSubstr("rank 1 (pid")));
+        const auto killed = std::stoll(r.store()->get("killed", r.deadline()));
+        r.store()->set("took/" + std::to_string(r.id()), std::to_string(told - killed));
+      }
+    });
+    if (in_rank()) {
+      ranks.join();
+      continue;
+    }
+    ranks.wait_mark("in backward");
+    const auto store = ranks.store();
+    store->set("killed", std::to_string(now_ns()));
+    ranks.kill(1, SIGKILL);
+    for (const char* const rank : {"0", "2"}) {
+      const std::string took = store->get(std::string("took/") + rank, Deadline::after(30s));
+      milliseconds.push_back(std::stod(took) / 1e6);
+    }
+    ranks.join();
+  }
+  if (in_rank()) return;
+  std::sort(milliseconds.begin(), milliseconds.end());
+  const auto at = [&](double part) {
+    return milliseconds[static_cast<std::size_t>(part *
+                                                 static_cast<double>(milliseconds.size() - 1))];
+  };
+  EXPECT_LT(at(1), 10'000);
+  if (asked) {
+    std::cout << kills << " kills, survivors told after " << at(0.5) << " ms (median), " << at(0.99)
+              << " ms (p99), " << at(1) << " ms (maximum)\n";
+  }
 }
 
 // --- mistakes are their own rank's ---

@@ -203,7 +203,7 @@ TEST(ShardedOptimizerTest, WhatItRefuses) {
     EXPECT_THAT(text(all, optim::SGDOptions(1), {.max_norm = -1}), HasSubstr("a largest norm"));
     {
       ShardedOptimizer<optim::SGD> first(model.reducer(), {one}, 0.1, {.in_backward = true});
-      EXPECT_THAT(text(all, optim::SGDOptions(1), {}), HasSubstr("taken already"));
+      EXPECT_THAT(text(all, optim::SGDOptions(1), {}), HasSubstr("taken by another optimizer"));
       EXPECT_THAT(text_of([&] { first.step(); }), HasSubstr("backward() is the step"));
     }
     ShardedOptimizer<optim::SGD> second(model.reducer(), 0.1);  // the first has let go
