@@ -18,6 +18,13 @@ constexpr const char* kControlKey = "control";
 
 std::string hello_key(int rank) { return concat("process/", rank); }
 
+// What a rank has written under kFailedKey: the kind's number and the text.
+void rethrow(const std::string& failure) {
+  if (failure.empty()) return;
+  const int kind = std::clamp(failure.front() - '0', 0, static_cast<int>(ErrorKind::kInternal));
+  throw Error(static_cast<ErrorKind>(kind), failure.substr(1));
+}
+
 // Between looks at who is gone: short at first, as ranks come together soon or late.
 constexpr std::chrono::milliseconds kFirstSlice(10);
 constexpr std::chrono::milliseconds kLastSlice(50);
@@ -73,11 +80,13 @@ void Mesh::join(Store& store, const MeshOptions& options) {
   const auto fail_all = [&](ErrorKind kind, const std::string& what) {
     const std::string text =
         concat("making group \"", options.name, "\", rank ", rank_, " of ", size(), ": ", what);
-    // Tells the others; the first failure counts.
+    // Tells the others; the first failure counts, here too.
+    std::string first = concat(static_cast<int>(kind), text);
     try {
-      store.compare_set(kFailedKey, "", concat(static_cast<int>(kind), text));
+      first = store.compare_set(kFailedKey, "", first);
     } catch (const Error&) {  // the store is gone too: each rank finds that out by itself
     }
+    rethrow(first);
     throw Error(kind, text);
   };
   try {
@@ -105,11 +114,17 @@ std::string Mesh::get(Store& store, const std::string& key, const MeshOptions& o
 }
 
 void Mesh::check(Store& store, const MeshOptions& options) const {
-  if (const auto failure = store.try_get(kFailedKey); failure && !failure->empty()) {
-    const int kind = std::clamp(failure->front() - '0', 0, static_cast<int>(ErrorKind::kInternal));
-    throw Error(static_cast<ErrorKind>(kind), failure->substr(1));
+  const auto throw_failure = [&] {
+    if (const auto failure = store.try_get(kFailedKey)) rethrow(*failure);
+  };
+  throw_failure();
+  try {
+    check_alive(options);
+  } catch (const Error&) {
+    // A rank that has given up may have ended: then it has said why before.
+    throw_failure();
+    throw;
   }
-  check_alive(options);
 }
 
 void Mesh::check_alive(const MeshOptions& options) const {

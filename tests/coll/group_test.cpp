@@ -226,16 +226,20 @@ TEST_P(GroupTest, ACallbackMayWaitForLaterOperations) {
     const auto sum = [&](std::size_t at) {
       group->all_reduce(&sums[at], &sums[at], 1, DataType::kF32);
     };
+    std::promise<void> called;
     auto first = group->all_reduce_async(
         sums.data(), sums.data(), 1, DataType::kF32, {}, [&](const std::exception_ptr&) {
           auto inner = group->all_reduce_async(&sums[2], &sums[2], 1, DataType::kF32, {},
                                                [&](const std::exception_ptr&) { sum(3); });
           EXPECT_TRUE(inner.wait(std::chrono::minutes(1)));
+          called.set_value();
         });
     auto second = group->all_reduce_async(&sums[1], &sums[1], 1, DataType::kF32);
     first.wait();
     second.wait();
-    group->barrier();  // after the callback: it has the turn until it returns
+    // All is issued: what comes next has the same number on every rank.
+    ASSERT_EQ(called.get_future().wait_for(r.deadline().remaining()), std::future_status::ready);
+    group->barrier();
     EXPECT_EQ(sums, std::vector<float>(4, 3.0F));
   });
 }
