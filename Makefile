@@ -10,6 +10,7 @@
 #   WORLD=4           how many ranks `make test-pytorch` has
 #   TEXT=file         what `make demo` learns
 #   SEEDS=10000       how many programs `make soak-coll` runs
+#   SOAK_SECONDS=600  how long `make soak` disturbs
 #   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
 #   BOOTSTRAP=off     do not look for missing packages
 #   V=1               show every command of a build instead of one line of progress
@@ -20,6 +21,7 @@ CONVOY_VENV ?= .venv
 CMAKE_ARGS ?=
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 600
 SEEDS ?= 10000
 WORLD ?= 4
 TEXT ?=
@@ -34,9 +36,9 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-share soak-coll tidy check-headers \
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-share soak soak-coll tidy check-headers \
            check-layers format install python wheel clean help
-settings := JOBS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
+settings := JOBS SOAK_SECONDS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
 
 # A word that is no target, or a setting that is none, stops before anything is done.
 unknown := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)) \
@@ -123,6 +125,9 @@ bench-share: build ## tensors between processes beside torch.multiprocessing, in
 soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
 	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \
 	  CONVOY_SEEDS=$$first:50 build/release/bin/coll_group_random_test --gtest_brief=1 || exit; done
+
+soak: build ## a training job, a queue and published weights under random faults, for SOAK_SECONDS (600)
+	@SOAK_SECONDS=$(SOAK_SECONDS) OMP_NUM_THREADS=1 build/release/bin/soak_test --gtest_brief=1
 
 verify: bootstrap-verify ## check the models of the lock-free protocols with Spin
 	@tools/verify
