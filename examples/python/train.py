@@ -1,10 +1,8 @@
 """Stock DistributedDataParallel; the backend is the only line that differs from a program for Gloo.
 
     convoy run -n 2 python examples/python/train.py
-    torchrun --nproc-per-node 2 examples/python/train.py env://
+    torchrun --nproc-per-node 2 examples/python/train.py
 """
-
-import sys
 
 import torch
 import torch.distributed as dist
@@ -13,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main():
-    method = sys.argv[1] if len(sys.argv) > 1 else "convoy://"
-    dist.init_process_group("convoy", method)
+    dist.init_process_group("convoy")
     rank, size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)

@@ -121,19 +121,19 @@ std::byte* map(int fd, std::size_t size, Segment::Warm warm) {
   return map_at(reserve(size), fd, size, warm);
 }
 
-// A new one, which nobody uses yet: it is moved to huge pages before page tables are filled. That
-// takes less time than filling them with small ones, and streams through it run at full speed. What
-// the kernel cannot move (it is older than 6.1, it must not, or has no huge page left) stays as it
-// is. It gives them also where
-// transparent_hugepage/shmem_enabled is "never", the default: that is about those that nobody has
-// asked for.
-std::byte* map_new(int fd, std::size_t size, Segment::Warm warm) {
-  void* place = reserve(size);
-  if (warm == Segment::Warm::kYes && size >= kHugePage) {
-    place = map_at(place, fd, size, Segment::Warm::kNo);
-    madvise(place, size / kHugePage * kHugePage, MADV_COLLAPSE);
+// Huge pages for a new one, which has no pages yet. The kernel makes one of an extent of which any
+// page is there, and clears the rest: one page of each, then, and not all of them, which it would
+// have to copy. What it cannot make (it is older than 6.1, it must not, or has no huge page left)
+// stays empty. It gives them also where transparent_hugepage/shmem_enabled is "never", the default:
+// that is about those that nobody has asked for.
+void take_huge_pages(int fd, std::byte* memory, std::size_t size) {
+  const std::size_t whole = size / kHugePage * kHugePage;
+  for (std::size_t at = 0; at < whole; at += kHugePage) {
+    while (fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(page_size())) != 0) {
+      if (errno != EINTR) return;
+    }
   }
-  return map_at(place, fd, size, warm);
+  madvise(memory, whole, MADV_COLLAPSE);
 }
 
 // Fills new memory with a copy, huge page by huge page, in the way that was quicker lately.
@@ -247,9 +247,16 @@ Segment Segment::create(std::size_t size, const std::string& label, Warm warm) {
   require_room(size);
   size = round_to_pages(size);
   UniqueFd fd(make_memfd(label));
+  if (warm == Warm::kYes && size >= kHugePage) {
+    if (ftruncate(fd.get(), static_cast<off_t>(size)) < 0) fail_errno("making shared memory");
+    // Mapped only for this: page tables are filled when all is there.
+    std::byte* const memory = map(fd.get(), size, Warm::kNo);
+    take_huge_pages(fd.get(), memory, size);
+    munmap(memory, size);
+  }
   allocate(fd.get(), 0, size);
   seal(fd.get());
-  std::byte* data = map_new(fd.get(), size, warm);
+  std::byte* data = map(fd.get(), size, warm);
   return {std::move(fd), data, size};
 }
 
