@@ -157,11 +157,11 @@ TEST_P(KillInTest, SurvivorsAreToldWhoDiedAndAgree) {
 // A rank dies after it has arrived, and another one is late: whoever waits is told of the death
 // when it happens, not when the late rank comes. All agree on what has completed.
 enum class Late { kInUserCode, kStopped };
+std::string_view name_of(Late late) { return late == Late::kStopped ? "Stopped" : "InUserCode"; }
+void PrintTo(Late late, std::ostream* out) { *out << name_of(late); }
 class LateTest : public testing::TestWithParam<Late> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, LateTest, testing::Values(Late::kInUserCode, Late::kStopped),
-                         [](const auto& test) {
-                           return test.param == Late::kStopped ? "Stopped" : "InUserCode";
-                         });
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST_P(LateTest, ADeathIsToldAtOnce) {
   RankGroup ranks(4, RankMode::kProcesses);
