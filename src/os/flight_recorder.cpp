@@ -189,7 +189,15 @@ Recorder::Ticket Recorder::begin(const Operation& operation, const CallSite& whe
   const std::uint64_t ticket = ring_->head.next.fetch_add(1, std::memory_order_relaxed) + 1;
   Record& record = ring_->records[(ticket - 1) % kRecords];
   const std::uint64_t time = nanoseconds_of(now);
-  record.word.store(2 * ticket + 1, kRelease);
+  // A thread that was kept from running in the middle of this function for a whole round of the
+  // ring still has the record, or a later one has written it: then this operation is left out,
+  // because two writers would leave parts of both.
+  std::uint64_t before = record.word.load(std::memory_order_relaxed);
+  if (before % 2 != 0 || before > 2 * ticket ||
+      !record.word.compare_exchange_strong(before, 2 * ticket + 1, std::memory_order_acq_rel,
+                                           std::memory_order_relaxed)) {
+    return 0;
+  }
   record.state.store(static_cast<std::uint64_t>(started ? State::kStarted : State::kScheduled),
                      kRelease);
   record.started.store(started ? time : 0, kRelease);

