@@ -291,7 +291,7 @@ std::uint64_t run(const Model& model, const Options& options,
 }
 
 struct StoreHost::Impl {
-  TempFolder folder{"convoy-store"};
+  TempFolder folder{"convoy-store", TempFolder::Killed::kSwept};
   StoreServer server;
   std::string path;
 };

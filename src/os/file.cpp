@@ -117,16 +117,20 @@ void sweep_folders(const std::string& base, const std::string& prefix, const Own
 
 }  // namespace
 
-TempFolder::TempFolder(const std::string& prefix) : generation_(fork_generation()) {
+TempFolder::TempFolder(const std::string& prefix, Killed killed) : generation_(fork_generation()) {
   const char* const set = std::getenv("TMPDIR");
   const std::string base = set && *set ? set : "/tmp";
-  const auto self = Owner::self();
-  if (self) sweep_folders(base, prefix, *self);
-  // Sockets in the folder need a short path (108 bytes with their own name): rather a folder that
-  // a killed process leaves behind than none.
-  constexpr std::size_t kMostPath = 96;
-  std::string owner = self ? self->to_string() + "." : "";
-  if (base.size() + prefix.size() + owner.size() + sizeof "/.XXXXXX" > kMostPath) owner.clear();
+  std::string owner;
+  if (const auto self = killed == Killed::kSwept ? Owner::self() : std::nullopt) {
+    base_ = base;
+    prefix_ = prefix;
+    sweep_folders(base, prefix, *self);
+    // Sockets in the folder need a short path (108 bytes with their own name): rather a folder that
+    // a killed process leaves behind than none.
+    constexpr std::size_t kMostPath = 96;
+    owner = self->to_string() + ".";
+    if (base.size() + prefix.size() + owner.size() + sizeof "/.XXXXXX" > kMostPath) owner.clear();
+  }
   path_ = concat(base, "/", prefix, ".", owner, "XXXXXX");
   if (!::mkdtemp(path_.data())) fail_errno("making a temporary folder ", path_);
 }
@@ -136,11 +140,8 @@ TempFolder::~TempFolder() {
   if (fork_generation() != generation_) return;
   std::error_code ignored;
   std::filesystem::remove_all(path_, ignored);
-  const auto name = std::filesystem::path(path_).filename().string();
-  const auto base = std::filesystem::path(path_).parent_path().string();
-  if (const auto self = Owner::self()) {
-    sweep_folders(base, name.substr(0, name.find('.')), *self);
-  }
+  if (prefix_.empty()) return;
+  if (const auto self = Owner::self()) sweep_folders(base_, prefix_, *self);
 }
 
 }  // namespace convoy

@@ -16,7 +16,12 @@ void write_file(const std::string& path, std::string_view text, unsigned mode = 
 // (not by that of a copy in a forked child).
 class TempFolder {
  public:
-  explicit TempFolder(const std::string& prefix);
+  enum class Killed {
+    kLeaves,  // a process that is killed leaves its folder behind
+    kSwept,   // a later one with the same prefix removes it; the name is longer for that
+  };
+
+  explicit TempFolder(const std::string& prefix, Killed killed = Killed::kLeaves);
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
   ~TempFolder();
@@ -25,7 +30,8 @@ class TempFolder {
 
  private:
   std::string path_;
-  unsigned generation_;  // fork_generation() of the process that made it
+  std::string base_, prefix_;  // of folders to sweep; empty: none
+  unsigned generation_;        // fork_generation() of the process that made it
 };
 
 }  // namespace convoy

@@ -90,7 +90,7 @@ TEST(TempFolderTest, FoldersOfTheDeadAreRemoved) {
   test::RankGroup ranks(2, test::RankMode::kProcesses);
   ranks.start([](test::Rank& r) {
     ::setenv("TMPDIR", r.store()->get("where").c_str(), 1);
-    const TempFolder folder("left");
+    const TempFolder folder("left", TempFolder::Killed::kSwept);
     write_file(folder.path() + "/socket", "");
     r.store()->set(concat("folder/", r.id()), folder.path());
     r.mark("made");
@@ -109,7 +109,7 @@ TEST(TempFolderTest, FoldersOfTheDeadAreRemoved) {
   EXPECT_TRUE(fs::exists(dead));
   const std::string before = ::getenv("TMPDIR");
   ::setenv("TMPDIR", where.path().c_str(), 1);
-  { const TempFolder mine("left"); }
+  { const TempFolder mine("left", TempFolder::Killed::kSwept); }
   ::setenv("TMPDIR", before.c_str(), 1);
   EXPECT_FALSE(fs::exists(dead));
   EXPECT_TRUE(fs::exists(alive));

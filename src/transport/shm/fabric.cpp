@@ -145,7 +145,7 @@ Fabric& Fabric::instance() {
 
 Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>()) {
   {
-    const TempFolder folder("convoy");
+    const TempFolder folder("convoy", TempFolder::Killed::kSwept);
     impl_->listener.emplace(folder.path(), "s");
     self_.socket = impl_->listener->hide();
   }
