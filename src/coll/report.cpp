@@ -65,9 +65,9 @@ Called Called::parse(const Signature& which, std::string_view text) {
     return part;
   };
   const auto number_in = [](std::string_view part) {
-    std::uint64_t number = 0;
-    std::from_chars(part.data(), part.data() + part.size(), number);
-    return number;
+    std::uint64_t value = 0;
+    std::from_chars(part.data(), part.data() + part.size(), value);
+    return value;
   };
   Called called(which, std::string(next()));
   called.what = next();
