@@ -53,7 +53,9 @@ void Reducer::Impl::owe(const std::string& why) {
 // An exception has left the loss, or anything else between a forward and its backward.
 void Reducer::Impl::note_unwound() {
   for (const auto& [number, fate] : forwards_) {
-    if (!fate || !fate->unwound || visited_.contains(number) || !owed_.empty()) continue;
+    // Another output of it may live on.
+    const bool is_gone = fate && fate->unwound && fate.use_count() == 1;
+    if (!is_gone || visited_.contains(number) || !owed_.empty()) continue;
     owed_ = concat("an exception was thrown between forward ", number, " and its backward");
     // It may be that of another model.
     auto all = reducers_here.lock();
