@@ -92,7 +92,7 @@ class Guardian {
       if (::poll(items.data(), items.size(), -1) < 0 && errno != EINTR) fail_errno("poll");
       if (items[1].revents != 0) pass_signals();
       if (items[2].revents != 0) pump_.step();
-      if (items[0].revents != 0) return reap();
+      if (items[0].revents != 0 || (!pidfd_ && has_ended())) return reap();
     }
   }
 
@@ -103,10 +103,17 @@ class Guardian {
         reap_orphans({supervisor_});
         continue;
       }
-      send_signal(pidfd_.get(), *signal);
+      // It is our child and not reaped: its number is no other's.
+      if (!pidfd_ || !send_signal(pidfd_.get(), *signal)) ::kill(supervisor_, *signal);
       // Ctrl-Z: the ranks stop, and so do we; the supervisor keeps watch.
       if (*signal == SIGTSTP) raise(SIGSTOP);
     }
+  }
+  // Where it has no pidfd (no descriptors, or the kernel refuses), SIGCHLD wakes us.
+  bool has_ended() const {
+    siginfo_t info{};
+    return waitid(P_PID, static_cast<id_t>(supervisor_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == supervisor_;
   }
   ExitStatus reap() const {
     int status = 0;
@@ -179,7 +186,7 @@ int run_guardian(RunOptions options) {
   }
   if (!options.log_folder.empty()) prepare_log_folder(options);
   // Removed by whichever of the two processes lives longer.
-  const TempFolder folder("convoy");
+  const TempFolder folder("convoy", TempFolder::Killed::kSwept);
   const JobContext context = make_context(options, folder.path());
   if (options.pin && options.ranks > context.cores) {
     write_fully(STDERR_FILENO, concat("convoy: --pin: ", options.ranks, " ranks share ",

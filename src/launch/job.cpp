@@ -182,7 +182,10 @@ void Job::on_rank_end(RankProcess& rank) {
   const auto status = rank.try_wait();
   if (!status) return;  // cannot be: its pidfd was readable
   // Ranks that make a group do not wait for it any longer.
-  store_.append(kEndedKey, ended_line(rank.rank(), *status));
+  try {
+    store_.append(kEndedKey, ended_line(rank.rank(), *status));
+  } catch (const std::exception&) {  // no memory: then they find out later
+  }
   output_.drain(rank.rank());
   if (stdin_feed_) stdin_feed_->drop(rank.rank());
   const bool of_itself = phase_ == Phase::kRunning || phase_ == Phase::kSettling;
