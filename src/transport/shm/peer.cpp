@@ -104,6 +104,31 @@ void Peer::send_segment(SegmentId id, const Segment& segment) {
 
 void Peer::send_drop(SegmentId id) { send({.type = Frame::kDrop, .segment = id}, {}); }
 
+bool Peer::try_note(std::uint64_t number, std::uint64_t bytes, int descriptor, const Id& id) {
+  const Frame frame{.type = Frame::kNote, .process = id, .segment = number, .bytes = bytes};
+  const std::lock_guard lock(send_mutex_);
+  try {
+    // Small enough to go as a whole or not at all.
+    socket_.send(std::as_bytes(std::span(&frame, 1)), Deadline::after(std::chrono::seconds(0)),
+                 {&descriptor, descriptor < 0 ? std::size_t{0} : std::size_t{1}});
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kResource) return false;
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+  }
+  return true;
+}
+
+void Peer::send_bye() noexcept {
+  const Frame frame{.type = Frame::kBye};
+  const std::lock_guard lock(send_mutex_);
+  try {
+    socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+  } catch (const Error&) {
+    // The end of the stream says as much, a little later.
+  }
+  socket_.shutdown();
+}
+
 void Peer::start_on_loop(Loop& loop) {
   loop_ = &loop;
   try {
@@ -112,6 +137,12 @@ void Peer::start_on_loop(Loop& loop) {
   } catch (const Error& error) {
     lose_on_loop(concat("cannot be watched by this process: ", error.what()));
   }
+}
+
+void Peer::stop_on_loop() {
+  if (!loop_) return;
+  loop_->unwatch(socket_watch_);
+  loop_->unwatch(pid_watch_);
 }
 
 void Peer::receive_on_loop() {
@@ -128,6 +159,7 @@ void Peer::receive_on_loop() {
       std::memcpy(&frame, partial_.data(), sizeof frame);
       partial_.clear();
       take_frame_on_loop(frame);
+      if (lost()) return;
     }
   } catch (const Error& error) {
     const bool mine = error.kind() == ErrorKind::kResource;
@@ -150,6 +182,16 @@ void Peer::take_frame_on_loop(const Frame& frame) {
     state_.notify();
   } else if (frame.type == Frame::kDrop) {
     state_.lock()->segments.erase(frame.segment);
+  } else if (frame.type == Frame::kNote && notes_) {
+    if (descriptors_.size() > 1) {
+      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors with a note");
+    }
+    UniqueFd descriptor;
+    if (!descriptors_.empty()) descriptor = std::move(descriptors_[0]);
+    descriptors_.clear();
+    notes_(*this, frame, std::move(descriptor));
+  } else if (frame.type == Frame::kBye && notes_) {
+    lose_on_loop("closed its endpoint, or the connection to it");
   } else {
     fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
   }
