@@ -87,19 +87,24 @@ std::string to_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::span<std::byte> Recorder::place(Remote&, const Arrival&, std::size_t piece,
-                                     std::size_t bytes) noexcept {
+std::span<std::byte> Recorder::place(Remote& from, const Arrival& arrival,
+                                     std::size_t piece, std::size_t bytes) noexcept {
   if (!places) return {};
   auto state = state_.lock();
-  Bytes& memory = state->placed[piece];
+  state->order += "placed ";
+  Bytes& memory = state->placed[{&from, arrival.kind, piece}];
   memory.assign(bytes, std::byte{});
   return memory;
 }
 
 void Recorder::arrived(Remote& from, Arrival&& arrival) noexcept {
   if (on_arrived) on_arrived(from, arrival);
-  state_.lock()->letters.push_back(
-      {&from, arrival.kind, arrival.reply, to_text(arrival.head), std::move(arrival.parts)});
+  {
+    auto state = state_.lock();
+    state->order += "arrived ";
+    state->letters.push_back(
+        {&from, arrival.kind, arrival.reply, to_text(arrival.head), std::move(arrival.parts)});
+  }
   wake();
 }
 

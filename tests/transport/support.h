@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/guarded.h"
@@ -38,7 +39,8 @@ class Recorder : public Inbox {
     std::vector<Remote*> joined;
     std::vector<std::pair<Remote*, std::string>> lost;
     std::map<Remote*, int> rooms;
-    std::map<std::size_t, Bytes> placed;  // by piece
+    std::map<std::tuple<Remote*, LetterKind, std::size_t>, Bytes> placed;
+    std::string order;  // "placed ", "arrived "
   };
 
   // Called in arrived(), before the letter is kept.
@@ -53,7 +55,7 @@ class Recorder : public Inbox {
   Got letter(std::size_t index) { return state_.lock()->letters.at(index); }
   void clear() { state_.lock()->letters.clear(); }
 
-  std::span<std::byte> place(Remote&, const Arrival&, std::size_t piece,
+  std::span<std::byte> place(Remote& from, const Arrival& arrival, std::size_t piece,
                              std::size_t bytes) noexcept override;
   void arrived(Remote& from, Arrival&& arrival) noexcept override;
   void lost(Remote& remote, const Error& error) noexcept override;

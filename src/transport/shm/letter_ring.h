@@ -23,6 +23,8 @@ namespace convoy::shm {
 //    128    8  bytes read, since ever                               (reader)
 //    136    4  reading the writer's memory: 0 not known, 1 allowed, 2 not
 //    192    4  the writer waits for room or for loans: knock        (writer)
+//    196    4  the writer has given up: its own memory is not to be read any more, and what was read
+//              of it since is worth nothing                         (writer)
 //    256   32  one bit for each loan that was given back            (reader sets, writer clears)
 //    512    n  letters, each as a whole (LetterEntry); one that does not fit before the end begins
 //    at
@@ -43,6 +45,7 @@ struct RingLayout {
   alignas(64) std::atomic<std::uint64_t> read;
   std::atomic<std::uint32_t> direct;
   alignas(64) std::atomic<std::uint32_t> blocked;
+  std::atomic<std::uint32_t> revoked;
   alignas(64) std::array<std::atomic<std::uint64_t>, kLoans / 64> released;
 };
 static_assert(sizeof(RingLayout) <= RingLayout::kData);

@@ -315,6 +315,10 @@ bool ShmEndpoint::copy_slice(Transfer& transfer) {
   if (read && liveness_by(transfer.peer->pidfd()) == Liveness::kDead) {
     fail(ErrorKind::kPeerLost, "it ended while its memory was read");
   }
+  // Looked at after the read: the writer says so before it lets anybody have that memory.
+  if (read && transfer.direct->ring->layout().revoked.load() != 0) {
+    fail(ErrorKind::kPeerLost, "it closed while its memory was read");
+  }
   return transfer.piece == transfer.sources.size();
 }
 
@@ -407,6 +411,7 @@ void ShmEndpoint::finish_loss(ShmRemote& remote) {
       gone.push_back(std::move(link.peer));
     }
     remote.links_.clear();
+    if (remote.writer_) remote.writer_.layout().revoked.store(1);
     task.sent = take_loans(remote, alive ? gone.at(0) : nullptr);
     remote.writer_ = {};
   }

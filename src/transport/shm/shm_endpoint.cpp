@@ -109,6 +109,7 @@ ShmEndpoint::~ShmEndpoint() {
   // What the remotes have not read is theirs to read; whoever sent it is told.
   const Error closed(ErrorKind::kPeerLost, "the endpoint was closed");
   for (const auto& [id, remote] : remotes_) {
+    if (remote->writer_) remote->writer_.layout().revoked.store(1);
     for (auto& loan : remote->loans_) {
       if (loan.on_sent) loan.on_sent(&closed);
     }
