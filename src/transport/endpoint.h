@@ -158,9 +158,10 @@ class Remote {
 // else comes on the thread that serves, one call at a time. No lock of the endpoint is held: calls
 // may send, and wait. A call that takes long keeps letters waiting.
 //
-// Order: letters of one remote that have no large piece arrive in the order in which they were
-// sent, replies among replies and others among others. Letters with large pieces arrive when these
-// are here. The last call for a remote is lost().
+// Order: letters of one remote that are no replies and have no large piece arrive in the order in
+// which they were sent. Replies have no order, since several threads take them, and letters with
+// large pieces arrive when these are here. A reply's call must be short: it is made by a thread that
+// waits for something else, perhaps. The last call for a remote is lost().
 class Inbox {
  public:
   virtual ~Inbox() = default;

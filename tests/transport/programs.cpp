@@ -16,6 +16,8 @@ struct Message {
   bool small = true;
   std::size_t head = 0;
   std::vector<std::size_t> pieces;
+
+  bool ordered() const { return small && !reply; }
 };
 
 // What a head says, so that it can be checked without the model.
@@ -30,10 +32,10 @@ Bytes piece_of(const Message& message, std::size_t piece) {
 
 // Letters from one incarnation to another.
 struct Stream {
-  std::deque<std::uint64_t> expected[2];  // small ones, by reply
-  std::set<std::uint64_t> large;
-  bool broken = false;  // cut or closed: the rest need not arrive
-  bool lost = false;    // the receiver was told
+  std::deque<std::uint64_t> ordered;  // small ones that are no replies
+  std::set<std::uint64_t> unordered;  // others
+  bool broken = false;                // cut or closed: the rest need not arrive
+  bool lost = false;                  // the receiver was told
 };
 
 struct Model {
@@ -76,15 +78,12 @@ class Checker final : public Inbox {
       const Message& message = found->second;
       Stream& stream = model->streams[{from.address().id, id}];
       if (stream.lost) model->wrong("a letter after lost()");
-      if (message.small) {
-        auto& expected = stream.expected[message.reply];
-        if (expected.empty() || expected.front() != number) {
-          model->wrong(concat("letter ", number, " out of order, or twice"));
-        } else {
-          expected.pop_front();
-        }
-      } else if (stream.large.erase(number) == 0) {
-        model->wrong(concat("large letter ", number, " twice"));
+      if (!message.ordered()) {
+        if (stream.unordered.erase(number) == 0) model->wrong(concat("letter ", number, " twice"));
+      } else if (stream.ordered.empty() || stream.ordered.front() != number) {
+        model->wrong(concat("letter ", number, " out of order, or twice"));
+      } else {
+        stream.ordered.pop_front();
       }
       if (arrival.kind != message.kind || arrival.reply != message.reply ||
           !std::ranges::equal(arrival.head, head_of(message)) ||
@@ -113,7 +112,8 @@ class Checker final : public Inbox {
     auto model = model_.lock();
     Stream& stream = model->streams[{remote.address().id, id}];
     if (stream.lost) model->wrong("lost() twice");
-    if (!stream.broken && !model->ending) model->wrong(concat("lost for no reason: ", error.what()));
+    if (!stream.broken && !model->ending)
+      model->wrong(concat("lost for no reason: ", error.what()));
     stream.lost = true;
     wake();
   }
@@ -165,10 +165,10 @@ class Program {
     const bool came = until(members_[0], [&] {
       auto model = model_.lock();
       for (const auto& [pair, stream] : model->streams) {
-        const bool all = stream.expected[0].empty() && stream.expected[1].empty() &&
-                         stream.large.empty();
+        const bool all = stream.ordered.empty() && stream.unordered.empty();
         if (!all && !stream.broken) return false;
-        if (stream.broken && !stream.lost && alive(pair.second) && met_.contains(pair)) return false;
+        if (stream.broken && !stream.lost && alive(pair.second) && met_.contains(pair))
+          return false;
       }
       return true;
     });
@@ -288,18 +288,17 @@ class Program {
       auto model = model_.lock();
       model->messages[message.number] = message;
       Stream& stream = model->streams[{a, b}];
-      if (message.small) {
-        stream.expected[message.reply].push_back(message.number);
+      if (message.ordered()) {
+        stream.ordered.push_back(message.number);
       } else {
-        stream.large.insert(message.number);
+        stream.unordered.insert(message.number);
       }
     }
     const Letter letter{message.kind, message.reply, Head(head.size(), write), pieces};
     ++wanted_sent_;
     for (;;) {
       const int rooms = from.inbox->rooms();
-      const SendResult result =
-          remote.try_send(letter, [this, data](const Error*) { ++sent_; });
+      const SendResult result = remote.try_send(letter, [this, data](const Error*) { ++sent_; });
       if (result == SendResult::kSent) return;
       to.inbox->drop_kept();
       if (result == SendResult::kWouldBlock &&

@@ -197,12 +197,13 @@ TEST(ShmEndpointTest, QuotaBoundsWhatARemoteHolds) {
   EXPECT_EQ(to_b.try_send({.pieces = one}), SendResult::kSent);
   const Bytes more(4 << 20);
   const Piece too_much[] = {{more}};
-  expect_error(ErrorKind::kInvalidArgument, "quota",
-               [&] { to_b.try_send({.pieces = too_much}); });
+  expect_error(ErrorKind::kInvalidArgument, "quota", [&] { to_b.try_send({.pieces = too_much}); });
 }
 
 TEST(ShmEndpointTest, LargePiecesThatStayAreReadWhereTheyAre) {
+  std::atomic<int> sent = 0;
   const auto a = join();
+  Endpoint* const endpoint = a->endpoint.get();
   const auto b = join();
   Remote& to_b = a->to(*b);
   ASSERT_EQ(to_b.try_send({}), SendResult::kSent);
@@ -212,12 +213,12 @@ TEST(ShmEndpointTest, LargePiecesThatStayAreReadWhereTheyAre) {
   const Piece pieces[] = {{data, true}};
   for (const bool places : {false, true}) {
     b->inbox.places = places;
-    std::atomic<int> sent = 0;
+    sent = 0;
     ASSERT_EQ(to_b.try_send({.pieces = pieces},
                             [&](const Error* lost) {
                               EXPECT_EQ(lost, nullptr);
                               ++sent;
-                              a->endpoint->wake();
+                              endpoint->wake();
                             }),
               SendResult::kSent);
     ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
@@ -248,6 +249,7 @@ TEST(ShmEndpointTest, SmallLettersOvertakeLargeOnes) {
 
 // Two remotes send large letters: neither waits until the other's is copied.
 TEST(ShmEndpointTest, LargeLettersTakeTurns) {
+  std::atomic<int> sent = 0;
   const auto a = join();
   const auto b = join();
   const auto receiver = join({.service_thread = false});
@@ -267,10 +269,8 @@ TEST(ShmEndpointTest, LargeLettersTakeTurns) {
   ASSERT_TRUE(poll(2));
   inbox.clear();
   inbox.places = true;
-  std::atomic<int> sent = 0;
   const Piece stays[] = {{data, true}};
-  ASSERT_EQ(a->to(*receiver).try_send({.kind = 2, .pieces = stays},
-                                      [&](const Error*) { ++sent; }),
+  ASSERT_EQ(a->to(*receiver).try_send({.kind = 2, .pieces = stays}, [&](const Error*) { ++sent; }),
             SendResult::kSent);
   ASSERT_EQ(b->to(*receiver).try_send({.kind = 3, .pieces = pieces}), SendResult::kSent);
   ASSERT_TRUE(poll(2));
@@ -324,11 +324,12 @@ void publish(Rank& rank, Party& party) {
 
 TEST(ShmEndpointTest, AllToAllBetweenProcesses) {
   RankGroup(4, RankMode::kProcesses).run([](Rank& rank) {
+    std::atomic<int> sent = 0;
     const auto me = join();
+    Endpoint* const endpoint = me->endpoint.get();
     publish(rank, *me);
     const Bytes data = some_bytes(300'000 + static_cast<std::size_t>(rank.id()), 9);
     const Piece pieces[] = {{data, rank.id() % 2 == 0}};
-    std::atomic<int> sent = 0;
     for (int other = 0; other < rank.size(); ++other) {
       Remote& remote = meet(rank, *me, other);
       for (int i = 0; i < 100; ++i) {
@@ -337,7 +338,7 @@ TEST(ShmEndpointTest, AllToAllBetweenProcesses) {
         for (;;) {
           const auto result = remote.try_send(letter, [&](const Error*) {
             ++sent;
-            me->endpoint->wake();
+            endpoint->wake();
           });
           if (result == SendResult::kSent) break;
           ASSERT_EQ(result, SendResult::kWouldBlock);

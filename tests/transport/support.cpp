@@ -87,8 +87,8 @@ std::string to_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::span<std::byte> Recorder::place(Remote& from, const Arrival& arrival,
-                                     std::size_t piece, std::size_t bytes) noexcept {
+std::span<std::byte> Recorder::place(Remote& from, const Arrival& arrival, std::size_t piece,
+                                     std::size_t bytes) noexcept {
   if (!places) return {};
   auto state = state_.lock();
   state->order += "placed ";

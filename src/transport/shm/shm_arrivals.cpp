@@ -40,6 +40,10 @@ bool read_memory(pid_t pid, std::uint64_t from, std::byte* to, std::size_t bytes
   return true;
 }
 
+[[noreturn]] void fail_gone_while_read() {
+  fail(ErrorKind::kPeerLost, "the sender has gone while its memory was read");
+}
+
 Part pool_part(std::size_t bytes, std::byte** data) {
   auto& pool = MemoryPool::instance();
   std::shared_ptr<void> memory(pool.allocate(bytes), [&pool](void* place) { pool.free(place); });
@@ -92,6 +96,7 @@ void ShmEndpoint::run_task(Lock& lock) {
     wake();
   }
   lock.lock();
+  if (task.type == Task::Type::kJoined) remote.joining_ = false;
 }
 
 // One thing. True if there was any.
@@ -151,7 +156,7 @@ bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve) {
   }
   if (letter.large) {
     start_transfer(remote, entry, letter);
-  } else if (letter.reply || serve == Serve::kAll) {
+  } else if ((letter.reply && !remote.joining_) || serve == Serve::kAll) {
     deliver(lock, remote, letter);
   } else {
     push_task({.type = Task::Type::kLetter,
@@ -228,7 +233,7 @@ void ShmEndpoint::retry_stalled(ShmRemote& remote) {
       remote.stalled_.push_back(std::move(transfer));
       continue;
     }
-    const bool reply = transfer->letter.reply;
+    const bool reply = transfer->letter.reply && !remote.joining_;
     transfers_[reply].push_back(std::move(transfer));
     transfer_count_[reply].store(transfers_[reply].size());
     ring(reply ? bell().waiters : bell().service, 1);
@@ -289,7 +294,8 @@ void ShmEndpoint::place(Transfer& transfer) {
   }
 }
 
-// Without the lock; true when all is there. Throws kPeerLost.
+// Without the lock; true when all is there. Throws kPeerLost if the sender is gone: it is lost in a
+// moment, and why is known then. kInvalidArgument if it has sent nonsense.
 bool ShmEndpoint::copy_slice(Transfer& transfer) {
   std::size_t budget = kSlice;
   bool read = false;
@@ -304,7 +310,8 @@ bool ShmEndpoint::copy_slice(Transfer& transfer) {
       read = true;
       if (!read_memory(transfer.peer->info().pid, source.address + transfer.done,
                        source.to + transfer.done, bytes)) {
-        fail(ErrorKind::kPeerLost, "its memory cannot be read: ", errno_text(errno));
+        if (errno == ESRCH) fail_gone_while_read();
+        fail(ErrorKind::kInvalidArgument, "its memory cannot be read: ", errno_text(errno));
       }
     }
     budget -= bytes;
@@ -313,11 +320,11 @@ bool ShmEndpoint::copy_slice(Transfer& transfer) {
   }
   // While that process is there, nobody else has its pid.
   if (read && liveness_by(transfer.peer->pidfd()) == Liveness::kDead) {
-    fail(ErrorKind::kPeerLost, "it ended while its memory was read");
+    fail_gone_while_read();
   }
   // Looked at after the read: the writer says so before it lets anybody have that memory.
   if (read && transfer.direct->ring->layout().revoked.load() != 0) {
-    fail(ErrorKind::kPeerLost, "it closed while its memory was read");
+    fail_gone_while_read();
   }
   return transfer.piece == transfer.sources.size();
 }
@@ -338,13 +345,13 @@ bool ShmEndpoint::work_on_transfer(Lock& lock, Serve serve) {
   ShmRemote& remote = *transfer->remote;
   lock.unlock();
   bool done = false;
-  std::string failure;
+  std::optional<Error> failure;
   try {
     if (!transfer->placed) place(*transfer);
     transfer->placed = true;
     done = copy_slice(*transfer);
   } catch (const Error& error) {
-    failure = error.what();
+    failure = error;
   }
   if (done) {
     Arrival arrival{transfer->letter.kind, transfer->letter.reply, transfer->letter.head,
@@ -355,11 +362,11 @@ bool ShmEndpoint::work_on_transfer(Lock& lock, Serve serve) {
     inbox_.arrived(remote, std::move(arrival));
     if (reply) wake();
   }
-  if (!failure.empty()) transfer.reset();
+  if (failure) transfer.reset();
   lock.lock();
-  if (!failure.empty()) {
+  if (failure) {
     end_transfer(remote);
-    break_off(remote, failure);
+    if (failure->kind() != ErrorKind::kPeerLost) break_off(remote, failure->what());
   } else if (done) {
     end_transfer(remote);
   } else {

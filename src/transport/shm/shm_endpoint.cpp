@@ -102,8 +102,11 @@ ShmEndpoint::~ShmEndpoint() {
   for (const auto& [id, remote] : remotes_) {
     for (const auto& link : remote->links_) peers.push_back(link.peer);
   }
-  for (const Event& event : *events_.lock()) {
-    if (event.peer) peers.push_back(event.peer);
+  {
+    auto events = events_.lock();
+    for (const Event& event : *events) {
+      if (event.peer) peers.push_back(event.peer);
+    }
   }
   fabric_.hang_up(peers);
   // What the remotes have not read is theirs to read; whoever sent it is told.
@@ -114,9 +117,12 @@ ShmEndpoint::~ShmEndpoint() {
       if (loan.on_sent) loan.on_sent(&closed);
     }
   }
-  for (Task& task : tasks_) {
-    for (auto& [on_sent, received] : task.sent) on_sent(received ? nullptr : &closed);
-  }
+  const auto tell = [&](auto& sent) {
+    for (auto& [on_sent, received] : sent) on_sent(received ? nullptr : &closed);
+  };
+  for (Task& task : tasks_) tell(task.sent);
+  auto events = events_.lock();
+  for (Event& event : *events) tell(event.sent);
 }
 
 void ShmEndpoint::require_home() const {
@@ -221,6 +227,7 @@ void ShmEndpoint::take_event(Event& event) {
     const auto found = remotes_.find(address.id);
     if (found != remotes_.end()) return attach(*found->second, event.peer);
     ShmRemote& remote = make_remote(address, event.peer->info());
+    remote.joining_ = true;
     push_task({.type = Task::Type::kJoined, .remote = &remote});
     return attach(remote, event.peer);
   }

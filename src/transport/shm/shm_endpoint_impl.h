@@ -137,6 +137,7 @@ class ShmRemote final : public transport::Remote {
   std::shared_ptr<RingReader> reader_;
   std::map<SegmentId, SegmentSlot> segments_;
   std::vector<std::unique_ptr<struct Transfer>> stalled_;  // their segments are still on their way
+  bool joining_ = false;       // Inbox::joined() was not called yet
   bool queued_ = false;                                    // in the endpoint's ready_
   int burst_ = 0;                                          // letters taken in its turn
   std::size_t transfers_ = 0;                              // large letters that are being taken
