@@ -489,7 +489,7 @@ ShmEndpointStats ShmEndpoint::stats() {
 std::size_t ShmEndpoint::trim() {
   require_home();
   const Lock lock(mutex_);
-  std::set<SegmentId> before, after;
+  std::set<SegmentId> after;
   std::size_t bytes = 0;
   for (const auto& [id, remote] : remotes_) {
     const std::scoped_lock send_lock(remote->send_mutex_);
@@ -498,16 +498,16 @@ std::size_t ShmEndpoint::trim() {
   {
     auto heap = heap_.lock();
     sweep_limbo(*heap);
-    heap->arena->for_each_segment([&](SegmentId id, const Segment&) { before.insert(id); });
     bytes = heap->arena->trim();
     heap->arena->for_each_segment([&](SegmentId id, const Segment&) { after.insert(id); });
   }
-  for (const auto& [id, remote] : remotes_) {
-    const std::scoped_lock send_lock(remote->send_mutex_);
-    std::erase_if(remote->passed_, [&](SegmentId segment) {
-      if (after.contains(segment) || remote->links_.empty()) return false;
-      remote->links_[0].peer->try_note(static_cast<std::uint64_t>(NoteType::kDrop), 0, -1,
-                                       id_of(segment));
+  for (const auto& [id, known] : remotes_) {
+    ShmRemote& remote = *known;
+    const std::scoped_lock send_lock(remote.send_mutex_);
+    std::erase_if(remote.passed_, [&](SegmentId segment) {
+      if (after.contains(segment) || remote.links_.empty()) return false;
+      remote.links_[0].peer->try_note(static_cast<std::uint64_t>(NoteType::kDrop), 0, -1,
+                                      id_of(segment));
       return true;
     });
   }
