@@ -160,8 +160,8 @@ class Remote {
 //
 // Order: letters of one remote that are no replies and have no large piece arrive in the order in
 // which they were sent. Replies have no order, since several threads take them, and letters with
-// large pieces arrive when these are here. A reply's call must be short: it is made by a thread that
-// waits for something else, perhaps. The last call for a remote is lost().
+// large pieces arrive when these are here. A reply's call must be short: it is made by a thread
+// that waits for something else, perhaps. The last call for a remote is lost().
 class Inbox {
  public:
   virtual ~Inbox() = default;

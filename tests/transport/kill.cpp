@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "support.h"
 #include "support/rank_group.h"
+#include "transport/shm/fabric.h"
 
 namespace convoy::transport::test {
 namespace {
@@ -154,6 +155,8 @@ void run_rank(Rank& rank, const Plan& plan, std::uint64_t seed) {
   }
   inbox.endpoint = nullptr;
   endpoint.reset();
+  // The watch thread has let go of the lost, when it has done this.
+  shm::Fabric::instance().close_door(Id{});
 }
 
 }  // namespace

@@ -101,7 +101,24 @@ TEST(LetterRingTest, LoansAreGivenBackAndWaitersKnown) {
   RingReader reader(writer.mapping());
   EXPECT_FALSE(reader.release(0));
   writer.layout().blocked = 1;
-  EXPECT_TRUE(reader.writer_is_blocked());
+  EXPECT_FALSE(reader.writer_is_blocked(false)) << "in an empty ring nobody waits";
+  const auto take = [&] {
+    std::array<std::byte, 64> small;
+    Bytes large;
+    return !reader.take(small, large).empty();
+  };
+  const Bytes entry = entry_of(8000);
+  for (int i = 0; i < 2; ++i) {
+    const auto to = writer.begin(entry.size());
+    std::memcpy(to.data(), entry.data(), entry.size());
+    writer.commit();
+  }
+  EXPECT_TRUE(take());
+  EXPECT_TRUE(reader.writer_is_blocked(false));
+  EXPECT_TRUE(take());
+  EXPECT_FALSE(take());
+  EXPECT_TRUE(reader.writer_is_blocked(true));
+  EXPECT_FALSE(reader.writer_is_blocked(true));
   EXPECT_TRUE(reader.release(255));
   EXPECT_EQ(writer.layout().released[0], 1u);
   EXPECT_EQ(writer.layout().released[3], std::uint64_t{1} << 63);

@@ -41,9 +41,13 @@ struct alignas(64) Doorbell {
   // the bit: if it is still set from before, the receiver will clear it and look at the ring after
   // that.
   void knock(std::size_t slot, bool reply) noexcept {
+    full_fence();
+    knock_fenced(slot, reply);
+  }
+  // The caller has seen to the fence.
+  void knock_fenced(std::size_t slot, bool reply) noexcept {
     auto& word = bits[slot / 64 % kWords];
     const std::uint64_t bit = std::uint64_t{1} << slot % 64;
-    full_fence();
     if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit);
     rouse(reply);
   }

@@ -131,22 +131,28 @@ RingReader::RingReader(Mapping mapping) : mapping_(std::move(mapping)) {
 
 std::span<const std::byte> RingReader::take(std::span<std::byte> small,
                                             std::vector<std::byte>& large) {
+  std::uint64_t position = position_.load(std::memory_order_relaxed);
+  const auto advance = [&](std::size_t bytes) {
+    position += bytes;
+    position_.store(position, std::memory_order_relaxed);
+    layout().read.store(position, std::memory_order_release);
+  };
   for (;;) {
-    if (position_ == seen_written_) {
+    if (position == seen_written_) {
       // Sequentially consistent: see Doorbell::knock().
       seen_written_ = layout().written.load();
-      if (seen_written_ - position_ > RingLayout::kCapacity) bad_ring("impossible positions");
-      if (position_ == seen_written_) return {};
+      if (seen_written_ - position > RingLayout::kCapacity) bad_ring("impossible positions");
+      if (position == seen_written_) return {};
+      was_full_ |= seen_written_ - position >= kMuch;
     }
-    const std::size_t there = seen_written_ - position_;
-    const std::size_t at = position_ & kRingMask;
+    const std::size_t there = seen_written_ - position;
+    const std::size_t at = position & kRingMask;
     const std::size_t rest = RingLayout::kCapacity - at;
     const std::byte* const from = data_of(mapping_) + at;
     const auto bytes = value_at<std::uint32_t>(from);  // once: the writer may change it
     if (bytes == LetterEntry::kSkip) {
       if (rest > there) bad_ring("impossible lengths");
-      position_ += rest;
-      layout().read.store(position_, std::memory_order_release);
+      advance(rest);
       continue;
     }
     if (bytes < sizeof(LetterEntry) || bytes % 8 != 0 || bytes > there || bytes > rest ||
@@ -160,13 +166,14 @@ std::span<const std::byte> RingReader::take(std::span<std::byte> small,
     }
     std::memcpy(to.data(), from, bytes);
     std::memcpy(to.data(), &bytes, sizeof bytes);
-    position_ += bytes;
-    layout().read.store(position_, std::memory_order_release);
+    advance(bytes);
     return to;
   }
 }
 
-bool RingReader::writer_is_blocked() const {
+bool RingReader::writer_is_blocked(bool drained) noexcept {
+  if (!was_full_) return false;
+  if (drained) was_full_ = false;
   full_fence();
   return layout().blocked.load(std::memory_order_relaxed) != 0;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -23,7 +24,8 @@ namespace convoy::shm {
 //    128    8  bytes read, since ever                               (reader)
 //    136    4  reading the writer's memory: 0 not known, 1 allowed, 2 not
 //    192    4  the writer waits for room or for loans: knock        (writer)
-//    196    4  the writer has given up: its own memory is not to be read any more, and what was read
+//    196    4  the writer has given up: its own memory is not to be read any more, and what was
+//    read
 //              of it since is worth nothing                         (writer)
 //    256   32  one bit for each loan that was given back            (reader sets, writer clears)
 //    512    n  letters, each as a whole (LetterEntry); one that does not fit before the end begins
@@ -149,16 +151,28 @@ class RingReader {
   // The next letter, copied to `small` if it fits, else to `large`; empty if there is none. Throws
   // kInvalidArgument if the ring holds what cannot be.
   std::span<const std::byte> take(std::span<std::byte> small, std::vector<std::byte>& large);
-  // The writer waits. To be asked after letters were taken.
-  bool writer_is_blocked() const;
+  // There is a letter. Without a lock: for those who spin.
+  bool has_letter() const noexcept {
+    return layout().written.load(std::memory_order_acquire) !=
+           position_.load(std::memory_order_relaxed);
+  }
+  // The writer waits. To be asked after letters were taken, and when there are no more (`drained`).
+  // A writer that has not found the ring in good part full does not wait; then nothing is looked
+  // at.
+  bool writer_is_blocked(bool drained) noexcept;
   // Gives a loan back; true if the writer waits.
   bool release(std::uint16_t loan) noexcept;
   RingLayout& layout() const { return *reinterpret_cast<RingLayout*>(mapping_->data()); }
 
  private:
+  // A writer waits only if so much was in the ring that two of the largest entries (one may be
+  // skipped space) do not fit beside it: 14 KiB. Of those the reader has seen half at once.
+  static constexpr std::size_t kMuch = RingLayout::kCapacity / 16;
+
   Mapping mapping_;
-  std::uint64_t position_ = 0;
+  std::atomic<std::uint64_t> position_{0};  // written by who has the lock
   std::uint64_t seen_written_ = 0;
+  bool was_full_ = false;  // in good part, since it was drained
 };
 
 }  // namespace convoy::shm

@@ -99,7 +99,7 @@ void ShmEndpoint::run_task(Lock& lock) {
   if (task.type == Task::Type::kJoined) remote.joining_ = false;
 }
 
-// One thing. True if there was any.
+// One thing. True if there was any; the lock may have been let go of then.
 bool ShmEndpoint::poll_one(Lock& lock, Serve serve) {
   if (has_events_.load()) take_events();
   if (serve == Serve::kAll) {
@@ -112,12 +112,11 @@ bool ShmEndpoint::poll_one(Lock& lock, Serve serve) {
   bell().take([&](std::size_t slot) {
     for (ShmRemote* const remote : slots_[slot]) enqueue(*remote);
   });
+  if (hot_ && ready_.empty() && hot_->has_letter()) enqueue(*hot_remote_);
   if (since_slice_ < kLettersPerSlice) {
     while (!ready_.empty()) {
-      if (take_letter(lock, *ready_.front(), serve)) {
-        ++since_slice_;
-        return true;
-      }
+      ++since_slice_;
+      if (take_letter(lock, *ready_.front(), serve)) return true;
     }
   }
   since_slice_ = 0;
@@ -144,15 +143,19 @@ bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve) {
     ready_.pop_front();
     ready_count_.store(ready_.size());
     remote.queued_ = false;
-    end_burst(remote);
+    end_burst(remote, /*drained=*/true);
     if (remote.ending_ && remote.transfers_ == 0) finish_loss(remote);
     return false;
+  }
+  if (hot_ != remote.reader_) {
+    hot_ = remote.reader_;
+    hot_remote_ = &remote;
   }
   if (++remote.burst_ >= kBurst) {
     remote.burst_ = 0;
     ready_.pop_front();
     ready_.push_back(&remote);
-    end_burst(remote);
+    end_burst(remote, /*drained=*/false);
   }
   if (letter.large) {
     start_transfer(remote, entry, letter);
@@ -168,8 +171,8 @@ bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve) {
 
 // Some letters were taken: the writer may wait for room. And a knock may mean that it has given
 // back what we lent, or has read what we wrote.
-void ShmEndpoint::end_burst(ShmRemote& remote) {
-  if (remote.reader_ && remote.reader_->writer_is_blocked()) remote.bell_->knock(false);
+void ShmEndpoint::end_burst(ShmRemote& remote, bool drained) {
+  if (remote.reader_ && remote.reader_->writer_is_blocked(drained)) remote.bell_->knock(false);
   if (remote.look_at_sent()) push_task({.type = Task::Type::kRoom, .remote = &remote});
 }
 
@@ -190,7 +193,6 @@ void ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& let
   }
   inbox_.arrived(remote, std::move(arrival));
   if (letter.reply) wake();
-  lock.lock();
 }
 
 // --- large letters ---
@@ -392,8 +394,13 @@ void ShmEndpoint::lose(ShmRemote& remote, const Error& why) {
   enqueue(remote);
 }
 
-void ShmEndpoint::break_off(ShmRemote& remote, const std::string& what) {
+void ShmEndpoint::drop_reader(ShmRemote& remote) {
+  if (hot_ == remote.reader_) hot_.reset();
   remote.reader_.reset();
+}
+
+void ShmEndpoint::break_off(ShmRemote& remote, const std::string& what) {
+  drop_reader(remote);
   {
     const std::scoped_lock send_lock(remote.send_mutex_);
     for (const auto& link : remote.links_) link.peer->send_bye();
@@ -404,7 +411,7 @@ void ShmEndpoint::break_off(ShmRemote& remote, const std::string& what) {
 void ShmEndpoint::finish_loss(ShmRemote& remote) {
   if (remote.told_) return;
   remote.told_ = true;
-  remote.reader_.reset();
+  drop_reader(remote);
   remote.segments_.clear();
   std::erase(slots_[remote.slot_], &remote);
   std::vector<std::shared_ptr<Peer>> gone;

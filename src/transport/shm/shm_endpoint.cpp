@@ -137,7 +137,10 @@ void ShmEndpoint::require_home() const {
 void ShmEndpoint::happen(Event event) noexcept {
   events_.lock()->push_back(std::move(event));
   has_events_.store(true);
-  bell().rouse(false);
+  // Both: the thread that serves may stand in a call, and what happened may be memory that somebody
+  // waits for.
+  ring(bell().service);
+  ring(bell().waiters, 1);
 }
 
 // Descriptors could not be passed: the other side's watch thread is behind.
@@ -324,23 +327,26 @@ bool ShmEndpoint::for_service() const noexcept {
 
 void ShmEndpoint::serve() {
   set_thread_name("convoy-letters");
+  std::shared_ptr<RingReader> hot;
   while (!stopping_.load()) {
     bool worked = false;
-    while (for_service() && !stopping_.load()) {
+    while ((for_service() || (hot && hot->has_letter())) && !stopping_.load()) {
       Lock lock(mutex_);
       worked |= poll_one(lock, Serve::kAll);
+      look_at_hot(lock, hot);
     }
     const int spins = worked && bell().awake.load() == 0 ? serve_spins_.spins() : 0;
     bool came = false;
     for (int i = 0; i < spins && !came; ++i) {
       cpu_relax();
-      came = something(Serve::kAll) || stopping_.load();
+      came = (hot && hot->has_letter()) || something(Serve::kAll) || stopping_.load();
     }
     if (came) {
       serve_spins_.paid();
       continue;
     }
     if (spins != 0) serve_spins_.in_vain();
+    hot.reset();
     const Announcement here(bell().service);
     bool idle = false;
     {
@@ -349,6 +355,11 @@ void ShmEndpoint::serve() {
     }
     if (idle) here.sleep(next_timer());
   }
+}
+
+// Which ring to look at besides the doorbell: a letter is seen there a little earlier.
+void ShmEndpoint::look_at_hot(Lock& lock, std::shared_ptr<RingReader>& hot) const {
+  if (lock.owns_lock() && hot != hot_) hot = hot_;
 }
 
 bool ShmEndpoint::poll(Serve serve) {
@@ -379,12 +390,17 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
     ~Attendance() { endpoint.leave_wait(); }
   } const attendance(*this);
   constexpr int kClockEvery = 256;
+  std::shared_ptr<RingReader> hot;
+  if (Lock lock(mutex_, std::try_to_lock); lock.owns_lock()) hot = hot_;
   for (;;) {
     const int spins = wait_spins_.spins();
     for (int i = 0;; ++i) {
-      if (something(Serve::kReplies)) {
+      if ((hot && hot->has_letter()) || something(Serve::kReplies)) {
         Lock lock(mutex_, std::try_to_lock);
-        if (lock.owns_lock() && poll_one(lock, Serve::kReplies)) i = 0;
+        if (lock.owns_lock()) {
+          if (poll_one(lock, Serve::kReplies)) i = 0;
+          look_at_hot(lock, hot);
+        }
       }
       if (ready()) {
         if (spins != 0) wait_spins_.paid();

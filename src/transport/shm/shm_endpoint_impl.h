@@ -46,7 +46,8 @@ struct RemoteBell {
   // Before it is known nothing is lost: whoever learns of it knocks.
   void knock(bool reply) noexcept {
     full_fence();
-    if (Doorbell* const known = bell.load(std::memory_order_acquire)) known->knock(slot, reply);
+    if (Doorbell* const known = bell.load(std::memory_order_acquire))
+      known->knock_fenced(slot, reply);
   }
 };
 
@@ -127,6 +128,8 @@ class ShmRemote final : public transport::Remote {
   std::size_t refused_ring_ = 0;  // the largest that was refused
   std::size_t refused_loan_ = 0;
   bool refused_ = false;
+  // There is something to look at: a letter was refused, or something is lent.
+  std::atomic<bool> to_look_{false};
 
   // Of the receiving side, under the endpoint's mutex.
   struct SegmentSlot {
@@ -137,7 +140,7 @@ class ShmRemote final : public transport::Remote {
   std::shared_ptr<RingReader> reader_;
   std::map<SegmentId, SegmentSlot> segments_;
   std::vector<std::unique_ptr<struct Transfer>> stalled_;  // their segments are still on their way
-  bool joining_ = false;       // Inbox::joined() was not called yet
+  bool joining_ = false;                                   // Inbox::joined() was not called yet
   bool queued_ = false;                                    // in the endpoint's ready_
   int burst_ = 0;                                          // letters taken in its turn
   std::size_t transfers_ = 0;                              // large letters that are being taken
@@ -242,12 +245,13 @@ class ShmEndpoint final : public transport::Endpoint {
   bool for_service() const noexcept;
   bool timer_is_due() const noexcept;
   void leave_wait() noexcept;
+  void look_at_hot(Lock& lock, std::shared_ptr<RingReader>& hot) const;
 
   // shm_arrivals.cpp: what arrives.
   bool poll_one(Lock& lock, Serve serve);
   void enqueue(ShmRemote& remote);
   bool take_letter(Lock& lock, ShmRemote& remote, Serve serve);
-  void end_burst(ShmRemote& remote);
+  void end_burst(ShmRemote& remote, bool drained);
   void deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter);
   void start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
                       const ParsedLetter& letter);
@@ -260,6 +264,7 @@ class ShmEndpoint final : public transport::Endpoint {
   void push_task(Task task);
   void run_task(Lock& lock);
   void lose(ShmRemote& remote, const Error& why);
+  void drop_reader(ShmRemote& remote);
   void break_off(ShmRemote& remote, const std::string& what);
   void finish_loss(ShmRemote& remote);
   std::vector<std::pair<transport::Sent, bool>> take_loans(ShmRemote& remote,
@@ -291,7 +296,9 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::size_t> task_count_{0};
   std::atomic<std::size_t> transfer_count_[2] = {};
 
-  unsigned since_slice_ = 0;  // letters
+  unsigned since_slice_ = 0;         // letters
+  std::shared_ptr<RingReader> hot_;  // whose letter was the last: the next comes there, perhaps
+  ShmRemote* hot_remote_ = nullptr;
 
   std::atomic<bool> has_events_{false};
   Guarded<std::vector<Event>> events_;

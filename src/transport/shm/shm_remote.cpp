@@ -143,6 +143,7 @@ void ShmRemote::write_entry(std::span<std::byte> to, const Letter& letter, const
 // came free meanwhile is found by the next look.
 void ShmRemote::refuse(std::size_t ring_bytes, std::size_t loan_bytes) {
   refused_ = true;
+  to_look_.store(true);
   refused_ring_ = std::max(refused_ring_, ring_bytes);
   refused_loan_ = std::max(refused_loan_, loan_bytes);
   if (writer_) writer_.layout().blocked.store(1);
@@ -160,8 +161,10 @@ bool ShmRemote::has_room() {
 }
 
 bool ShmRemote::look_at_sent() {
+  if (!to_look_.load()) return false;
   const std::scoped_lock lock(send_mutex_);
   if (writer_ && lent_bytes_ != 0) collect();
+  if (!refused_ && lent_bytes_ == 0) to_look_.store(false);
   if (!refused_ || !has_room()) return false;
   refused_ = false;
   refused_ring_ = refused_loan_ = 0;
@@ -271,6 +274,7 @@ bool ShmRemote::reserve_loans(Plan& plan) {
     free->state = Loan::State::kFilling;
     free->bytes = bytes;
     lent_bytes_ += bytes;
+    to_look_.store(true);
     return static_cast<int>(free - loans_.begin());
   };
   if (plan.lent_bytes != 0) plan.loan = reserve(plan.lent_bytes);
