@@ -132,7 +132,7 @@ void ShmRemote::write_entry(std::span<std::byte> to, const Letter& letter, const
       piece.place = offset;
       offset += aligned(bytes.size());
     } else {
-      piece.segment = static_cast<std::uint64_t>(plan.direct_loan + 1);
+      piece.segment = static_cast<std::uint64_t>(plan.direct_loan) + 1;
       piece.place = reinterpret_cast<std::uintptr_t>(bytes.data());
     }
     std::memcpy(at, &piece, sizeof piece);
