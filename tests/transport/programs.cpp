@@ -1,5 +1,6 @@
 #include "programs.h"
 
+#include <algorithm>
 #include <deque>
 #include <set>
 
@@ -149,7 +150,7 @@ struct Member {
 
 class Program {
  public:
-  Program(NetKind kind, std::uint64_t seed) : random_(seed), kind_(kind), seed_(seed) {
+  Program(NetKind kind, std::uint64_t seed) : random_(seed), kind_(kind) {
     if (kind_ == NetKind::kSimulated || kind_ == NetKind::kFaultySimulated) {
       world_ = std::make_unique<World>(WorldOptions{.seed = seed, .lose_tails = false});
     }
@@ -312,7 +313,6 @@ class Program {
 
   Random random_;
   const NetKind kind_;
-  const std::uint64_t seed_;
   std::unique_ptr<World> world_;
   Guarded<Model> model_;
   std::set<std::pair<Id, Id>> met_;
