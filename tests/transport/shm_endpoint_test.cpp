@@ -419,6 +419,7 @@ TEST(ShmEndpointTest, AStoppedProcessIsWaitedFor) {
     if (rank.id() == 1) {
       rank.mark("there");
       ASSERT_TRUE(until(*me, [&] { return me->inbox.letters() == 101; }));
+      rank.store()->set("all there", "");
       rank.barrier();
       return;
     }
@@ -429,8 +430,9 @@ TEST(ShmEndpointTest, AStoppedProcessIsWaitedFor) {
     for (int i = 0; i < 100; ++i) ASSERT_EQ(remote.try_send({}), SendResult::kSent);
     ASSERT_EQ(remote.try_send({.pieces = pieces}), SendResult::kSent);
     rank.mark("sent");
-    rank.barrier();
+    rank.store()->get("all there", rank.deadline());
     EXPECT_TRUE(me->inbox.state().lost.empty());
+    rank.barrier();
   });
   ranks.wait_mark("there", 1);
   ranks.stop(1);

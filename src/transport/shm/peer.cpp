@@ -16,6 +16,8 @@ namespace {
 constexpr auto kSendTimeout = std::chrono::seconds(30);
 // A dying process closes its socket a moment before its pidfd tells how it ended.
 constexpr auto kExitGrace = std::chrono::milliseconds(200);
+// Who closes a dialed connection says so before: without that it dies, which takes long where many do.
+constexpr auto kDialedGrace = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -210,7 +212,8 @@ void Peer::exited_on_loop() {
 void Peer::closed_on_loop() {
   closed_.store(true, std::memory_order_release);
   loop_->unwatch(socket_watch_);
-  loop_->call_at(Deadline::Clock::now() + kExitGrace, [weak = weak_from_this()] {
+  const auto until = Deadline::Clock::now() + (notes_ ? kDialedGrace : kExitGrace);
+  loop_->call_at(until, [weak = weak_from_this()] {
     const auto peer = weak.lock();
     if (!peer || peer->lost()) return;
     peer->lose_on_loop("closed its connection but still runs (did it call exec?)");
