@@ -36,7 +36,8 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-share soak soak-coll tidy check-headers \
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-share \
+           soak soak-coll tidy check-headers \
            check-layers format install python wheel clean help
 settings := JOBS SOAK_SECONDS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
 
@@ -119,6 +120,9 @@ bench-python: build ## torch.distributed on our backend beside Gloo, into build/
 bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/bench/ddp.json
 	@failed=0; for bench in ddp exposed; do bench/$$bench.py || failed=1; done; exit $$failed
 
+bench-endpoint: bootstrap-peers build ## letters between processes beside ZeroMQ, Open MPI and the machine's limits, into build/bench/endpoint.json
+	@bench/endpoint.py
+
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed
 
@@ -196,6 +200,7 @@ build/%/build.ninja: CMakePresets.json build/%/settings
 build/%/settings: always
 	@mkdir -p $(@D); text='$(CONVOY_TORCH) $(CONVOY_VENV) $(CMAKE_ARGS)'; \
 	  [ ! -e '$(CONVOY_VENV)/oneccl/packages' ] || text+=' oneccl'; \
+	  [ ! -e /usr/include/zmq.h ] || text+=' zmq'; \
 	  [ -e $@ ] && [ "$$text" = "$$(cat $@)" ] || printf '%s\n' "$$text" >$@
 
 .PHONY: $(targets) demo-plan always

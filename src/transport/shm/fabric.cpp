@@ -24,6 +24,8 @@ namespace {
 constexpr std::uint64_t kMemoryReserve = std::uint64_t{256} << 20;
 // For a stranger that connects and says nothing.
 constexpr auto kHelloTimeout = std::chrono::seconds(10);
+// Of a dial.
+constexpr std::size_t kMostText = 4096;
 // Before somebody is accepted again, where that has failed.
 constexpr auto kAcceptPause = std::chrono::milliseconds(20);
 // How long a connection is kept for whoever is going to ask for it; and how often the ones are
@@ -67,6 +69,7 @@ struct Fabric::Impl {
     std::set<Id> connecting;
     std::map<Id, Arrived> arrived;                // accepted, greeted, not yet asked for
     std::vector<std::shared_ptr<Peer>> replaced;  // lost while they lived; there is another of each
+    std::vector<std::shared_ptr<Peer>> dialed;    // by either side
   };
   struct Quarantine {
     Location location;
@@ -88,7 +91,7 @@ struct Fabric::Impl {
   Guarded<Connections> connections;
   struct Greeting {
     Socket socket;
-    std::array<std::byte, sizeof(Frame)> bytes;
+    std::vector<std::byte> bytes = std::vector<std::byte>(sizeof(Frame));
     std::size_t got = 0;
     Loop::TimerId timer = 0;
   };
@@ -96,6 +99,7 @@ struct Fabric::Impl {
   Loop::WatchId listener_watch = 0;             // of the watch thread
   bool sweeping = false;                        // likewise: sweep_arrived_on_loop() comes again
   LogLimit foreign;                             // of lines that strangers cause
+  std::map<Id, Dialed> doors;                   // of the watch thread
   LoopThread watch{"convoy-watch"};
 
   // A copy: sending may wait, and the lock is one that the watch thread takes. (And a lock that is
@@ -111,6 +115,7 @@ struct Fabric::Impl {
   void greet_on_loop(Loop::WatchId id);
   void end_greeting_on_loop(Loop::WatchId id);
   void sweep_arrived_on_loop();
+  void let_in_on_loop(const Frame& frame, const std::string& text, Socket socket);
   Socket open_connection(const ProcessInfo& self, const ProcessInfo& other,
                          const Deadline& deadline, const std::function<void()>& check);
   void release_limbo(Memory& memory);
@@ -221,7 +226,7 @@ void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
     const auto got = greeting.socket.try_receive(std::span(greeting.bytes).subspan(greeting.got));
     if (!got) return end_greeting_on_loop(id);
     greeting.got += *got;
-    if (greeting.got < sizeof(Frame)) return;
+    if (greeting.got < greeting.bytes.size()) return;
     Frame frame;
     std::memcpy(&frame, greeting.bytes.data(), sizeof frame);
     if (frame.magic == Frame::kMagic && frame.type == Frame::kHello) {
@@ -234,6 +239,17 @@ void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
       state.unlock();
       connections.notify();
       if (!sweeping) sweep_arrived_on_loop();
+    } else if (frame.magic == Frame::kMagic && frame.type == Frame::kDial && frame.bytes != 0 &&
+               frame.bytes <= kMostText) {
+      if (greeting.bytes.size() == sizeof(Frame)) {
+        greeting.bytes.resize(sizeof(Frame) + frame.bytes);
+        return;  // the rest is there, or comes: the loop calls again
+      }
+      const std::string text(reinterpret_cast<const char*>(greeting.bytes.data()) + sizeof(Frame),
+                             frame.bytes);
+      Socket socket = std::move(greeting.socket);
+      end_greeting_on_loop(id);
+      return let_in_on_loop(frame, text, std::move(socket));
     } else {
       foreign.warn("closed a connection that did not greet");
     }
@@ -252,6 +268,30 @@ void Fabric::Impl::sweep_arrived_on_loop() {
   sweeping = !state->arrived.empty();
   if (!sweeping) return;
   watch.loop().call_at(Deadline::Clock::now() + kClaimRound, [this] { sweep_arrived_on_loop(); });
+}
+
+// The text begins with a line about the process.
+void Fabric::Impl::let_in_on_loop(const Frame& frame, const std::string& text, Socket socket) try {
+  const auto door = doors.find(frame.process);
+  if (door == doors.end()) {
+    const Frame bye{.type = Frame::kBye};
+    socket.try_send(std::as_bytes(std::span(&bye, 1)));
+    return;
+  }
+  const std::size_t line = std::min(text.find('\n'), text.size());
+  const auto info = ProcessInfo::decode(text.substr(0, line));
+  if (socket.peer().pid != info.pid) {
+    fail(ErrorKind::kInvalidArgument, "pid ", socket.peer().pid, " says that it is pid ", info.pid);
+  }
+  UniqueFd pidfd = open_pidfd(info.pid);
+  if (!pidfd || liveness_of(info.pid, info.start_time) == Liveness::kDead) fail_gone(info);
+  const auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
+  peer->on_note(door->second(peer, text.substr(std::min(line + 1, text.size()))));
+  connections.lock()->dialed.push_back(peer);
+  peer->start_on_loop(watch.loop());
+  reap_on_loop();
+} catch (const Error& error) {
+  foreign.warn("turned away a process: ", error.what());
 }
 
 // The process with the smaller id connects, the other waits to be connected to.
@@ -296,17 +336,19 @@ void Fabric::Impl::reap_on_loop() {
       ++i;
     }
   }
-  const auto first = std::partition(state->replaced.begin(), state->replaced.end(),
-                                    [](const auto& peer) { return peer.use_count() != 1; });
-  dead.insert(dead.end(), std::make_move_iterator(first),
-              std::make_move_iterator(state->replaced.end()));
-  state->replaced.erase(first, state->replaced.end());
+  const auto take = [&](std::vector<std::shared_ptr<Peer>>& from) {
+    const auto first = std::partition(from.begin(), from.end(), [](const auto& peer) {
+      return peer.use_count() != 1 || !peer->lost();
+    });
+    dead.insert(dead.end(), std::make_move_iterator(first), std::make_move_iterator(from.end()));
+    from.erase(first, from.end());
+  };
+  take(state->replaced);
+  take(state->dialed);
   state.unlock();  // before the peers unmap their segments
 }
 
-std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& deadline,
-                                      const std::function<void()>& check) {
-  if (info.id == self_.id) return nullptr;
+void Fabric::require_reachable(const ProcessInfo& info) const {
   if (info.boot != self_.boot) {
     fail(ErrorKind::kUnsupported, "pid ", info.pid, " runs on host ", info.host,
          " and this process on ", self_.host, ": shared memory works within one host");
@@ -317,6 +359,64 @@ std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& d
          "), or in another time namespace: neither could tell whether the other runs; start both "
          "in one (docker run --pid=container:<name>), or use the backend mpi between them");
   }
+}
+
+void Fabric::open_door(const Id& door, Dialed dialed) {
+  impl_->watch.call([&] { impl_->doors[door] = std::move(dialed); });
+}
+
+void Fabric::close_door(const Id& door) {
+  impl_->watch.call([&] { impl_->doors.erase(door); });
+}
+
+std::shared_ptr<Peer> Fabric::dial(const ProcessInfo& info, const Id& door, const std::string& text,
+                                   Peer::Notes notes, const Deadline& deadline) {
+  require_reachable(info);
+  Socket socket = Socket::connect(info.socket, deadline);
+  socket.require_same_user();
+  UniqueFd pidfd = open_pidfd(info.pid);
+  const int code = errno;
+  if (liveness_of(info.pid, info.start_time) == Liveness::kDead) {
+    fail(ErrorKind::kPeerLost, "pid ", info.pid, " has ended");
+  }
+  if (!pidfd) {
+    fail(errno_kind(code), "watching pid ", info.pid, " by a pidfd: ", errno_text(code));
+  }
+  const std::string all = concat(self_.encode(), "\n", text);
+  const Frame frame{.type = Frame::kDial, .process = door, .bytes = all.size()};
+  socket.send(std::as_bytes(std::span(&frame, 1)), deadline);
+  socket.send(std::as_bytes(std::span(all)), deadline);
+  auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
+  peer->on_note(std::move(notes));
+  impl_->connections.lock()->dialed.push_back(peer);
+  impl_->watch.loop().post([this, peer] {
+    peer->start_on_loop(impl_->watch.loop());  // does not throw
+    impl_->reap_on_loop();
+  });
+  return peer;
+}
+
+void Fabric::hang_up(const std::vector<std::shared_ptr<Peer>>& peers) {
+  for (const auto& peer : peers) peer->send_bye();
+  impl_->watch.call([&] {
+    for (const auto& peer : peers) peer->stop_on_loop();
+    std::erase_if(impl_->connections.lock()->dialed, [&](const auto& peer) {
+      return std::find(peers.begin(), peers.end(), peer) != peers.end();
+    });
+  });
+}
+
+void Fabric::forget(std::vector<std::shared_ptr<Peer>> peers) {
+  impl_->watch.loop().post([this, gone = std::move(peers)]() mutable {
+    gone.clear();
+    impl_->reap_on_loop();
+  });
+}
+
+std::shared_ptr<Peer> Fabric::connect(const ProcessInfo& info, const Deadline& deadline,
+                                      const std::function<void()>& check) {
+  if (info.id == self_.id) return nullptr;
+  require_reachable(info);
   {
     auto state = impl_->connections.lock();
     for (std::shared_ptr<Peer> given_up;;) {
@@ -478,6 +578,7 @@ std::vector<int> Fabric::descriptors() {
   auto state = impl_->connections.lock();
   for (const auto& [id, peer] : state->peers) add_all(peer->descriptor(), peer->pidfd());
   for (const auto& peer : state->replaced) add_all(peer->descriptor(), peer->pidfd());
+  for (const auto& peer : state->dialed) add_all(peer->descriptor(), peer->pidfd());
   return found;
 }
 

@@ -56,6 +56,26 @@ class Fabric {
       const ProcessInfo& info, const Deadline& deadline,
       const std::function<void()>& check = [] {});
 
+  // Connections that only one side asks for: a process opens a door, others dial it. They are
+  // beside those of connect(): each has a socket of its own, and is sent no memory by itself.
+  //
+  // Called on the watch thread for whoever dials, with the text that it sent; gives what takes its
+  // notes. Must not block; if it throws, the other side is turned away.
+  using Dialed =
+      std::function<Peer::Notes(const std::shared_ptr<Peer>& peer, const std::string& text)>;
+  void open_door(const Id& door, Dialed dialed);
+  // No call is running when it returns. Not on the watch thread.
+  void close_door(const Id& door);
+  // Also of this process. Who dials a door that is not there hears that it is closed, as a loss.
+  // Throws as connect().
+  std::shared_ptr<Peer> dial(const ProcessInfo& info, const Id& door, const std::string& text,
+                             Peer::Notes notes, const Deadline& deadline);
+  // Ends dialed connections; the other side hears of it. When it returns no note is being taken.
+  // Not on the watch thread.
+  void hang_up(const std::vector<std::shared_ptr<Peer>>& peers);
+  // Of lost ones, from any thread: they go when the watch thread comes by.
+  void forget(std::vector<std::shared_ptr<Peer>> peers);
+
   // At least one byte; aligned to pages; not cleared. Throws kResource.
   Block allocate(std::size_t bytes);
   // Where [address, address + bytes) lies, if it is memory from allocate().
@@ -106,6 +126,7 @@ class Fabric {
   struct Impl;
 
   Fabric();
+  void require_reachable(const ProcessInfo& info) const;
   void free(const Location& location) noexcept;
 
   const unsigned generation_;  // fork_generation() of the process that made it

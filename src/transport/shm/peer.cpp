@@ -22,6 +22,8 @@ namespace {
 constexpr auto kSendTimeout = std::chrono::seconds(30);
 // A dying process closes its socket a moment before its pidfd tells how it ended.
 constexpr auto kExitGrace = std::chrono::milliseconds(200);
+// Who closes a dialed connection says so before: without that it dies, which takes long where many do.
+constexpr auto kDialedGrace = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -116,6 +118,31 @@ void Peer::send_segment(SegmentId id, const Segment& segment) {
 
 void Peer::send_drop(SegmentId id) { send({.type = Frame::kDrop, .segment = id}, {}); }
 
+bool Peer::try_note(std::uint64_t number, std::uint64_t bytes, int descriptor, const Id& id) {
+  const Frame frame{.type = Frame::kNote, .process = id, .segment = number, .bytes = bytes};
+  const std::lock_guard lock(send_mutex_);
+  try {
+    // Small enough to go as a whole or not at all.
+    socket_.send(std::as_bytes(std::span(&frame, 1)), Deadline::after(std::chrono::seconds(0)),
+                 {&descriptor, descriptor < 0 ? std::size_t{0} : std::size_t{1}});
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kResource) return false;
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+  }
+  return true;
+}
+
+void Peer::send_bye() noexcept {
+  const Frame frame{.type = Frame::kBye};
+  const std::lock_guard lock(send_mutex_);
+  try {
+    socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+  } catch (const Error&) {
+    // The end of the stream says as much, a little later.
+  }
+  socket_.shutdown();
+}
+
 void Peer::start_on_loop(Loop& loop) {
   loop_ = &loop;
   try {
@@ -124,6 +151,12 @@ void Peer::start_on_loop(Loop& loop) {
   } catch (const Error& error) {
     lose_on_loop(concat("cannot be watched by this process: ", error.what()));
   }
+}
+
+void Peer::stop_on_loop() {
+  if (!loop_) return;
+  loop_->unwatch(socket_watch_);
+  loop_->unwatch(pid_watch_);
 }
 
 void Peer::receive_on_loop() {
@@ -140,6 +173,7 @@ void Peer::receive_on_loop() {
       std::memcpy(&frame, partial_.data(), sizeof frame);
       partial_.clear();
       take_frame_on_loop(frame);
+      if (lost()) return;
     }
   } catch (const Error& error) {
     const bool mine = error.kind() == ErrorKind::kResource;
@@ -163,6 +197,16 @@ void Peer::take_frame_on_loop(const Frame& frame) {
     warm_on_loop(shared, 0);
   } else if (frame.type == Frame::kDrop) {
     state_.lock()->segments.erase(frame.segment);
+  } else if (frame.type == Frame::kNote && notes_) {
+    if (descriptors_.size() > 1) {
+      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors with a note");
+    }
+    UniqueFd descriptor;
+    if (!descriptors_.empty()) descriptor = std::move(descriptors_[0]);
+    descriptors_.clear();
+    notes_(*this, frame, std::move(descriptor));
+  } else if (frame.type == Frame::kBye && notes_) {
+    lose_on_loop("closed its endpoint, or the connection to it");
   } else {
     fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
   }
@@ -192,7 +236,8 @@ void Peer::exited_on_loop() {
 void Peer::closed_on_loop() {
   closed_.store(true, std::memory_order_release);
   loop_->unwatch(socket_watch_);
-  loop_->call_at(Deadline::Clock::now() + kExitGrace, [weak = weak_from_this()] {
+  const auto until = Deadline::Clock::now() + (notes_ ? kDialedGrace : kExitGrace);
+  loop_->call_at(until, [weak = weak_from_this()] {
     const auto peer = weak.lock();
     if (!peer || peer->lost()) return;
     peer->lose_on_loop("closed its connection but still runs (did it call exec?)");

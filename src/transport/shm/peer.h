@@ -48,14 +48,21 @@ class Alarm {
 
 // Bytes between processes. Fixed size, so that a reader never has to guess a length.
 struct Frame {
-  enum Type : std::uint32_t { kHello = 1, kSegment = 2, kDrop = 3 };
+  enum Type : std::uint32_t {
+    kHello = 1,
+    kSegment = 2,
+    kDrop = 3,
+    kDial = 4,  // greets instead of kHello: for the door `process`, with `bytes` of text behind it
+    kNote = 5,  // over a dialed connection, with one descriptor or none
+    kBye = 6,   // the last one: the door is closed, or this connection to it
+  };
   static constexpr std::uint32_t kMagic = 0x31535643;  // "CVS1" of segments
 
   std::uint32_t magic = kMagic;
   std::uint32_t type = 0;
   Id process{};               // kHello: who connects
-  std::uint64_t segment = 0;  // kSegment (with one descriptor), kDrop
-  std::uint64_t bytes = 0;    // kSegment
+  std::uint64_t segment = 0;  // kSegment (with one descriptor), kDrop; kNote: what it likes
+  std::uint64_t bytes = 0;    // kSegment, kDial; kNote: what it likes
 };
 static_assert(sizeof(Frame) == 40);
 
@@ -87,7 +94,16 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void send_segment(SegmentId id, const Segment& segment);
   void send_drop(SegmentId id);
 
+  // Of a dialed connection: what the other side noted, on the watch thread. Must not block, and may
+  // throw: then the peer is lost. Set before start_on_loop().
+  using Notes = std::function<void(Peer&, const Frame&, UniqueFd)>;
+  void on_note(Notes notes) { notes_ = std::move(notes); }
+  // Does not wait. False: not now. A peer that is gone takes anything.
+  bool try_note(std::uint64_t number, std::uint64_t bytes, int descriptor, const Id& id = {});
+  void send_bye() noexcept;
+
   // The watch thread's side.
+  void stop_on_loop();
   void start_on_loop(Loop& loop);
   // Ends what start_on_loop() began. For a peer that nobody has been given.
   void abandon_on_loop(const std::string& why) { lose_on_loop(why); }
@@ -124,6 +140,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Loop::WatchId pid_watch_ = 0;
   std::vector<std::byte> partial_;
   std::vector<UniqueFd> descriptors_;
+  Notes notes_;
 };
 
 }  // namespace convoy::shm

@@ -1,0 +1,186 @@
+#include "transport/shm/letter_ring.h"
+
+#include <cstring>
+#include <new>
+#include <tuple>
+
+#include "base/error.h"
+#include "os/wait.h"
+
+namespace convoy::shm {
+namespace {
+
+constexpr std::size_t kRingMask = RingLayout::kCapacity - 1;
+
+template <class Value>
+Value value_at(const std::byte* place) {
+  Value value;
+  std::memcpy(&value, place, sizeof value);
+  return value;
+}
+
+std::byte* data_of(const Mapping& mapping) { return mapping->data() + RingLayout::kData; }
+
+[[noreturn]] void bad_ring(const char* what) {
+  fail(ErrorKind::kInvalidArgument, "its ring of letters holds ", what);
+}
+
+}  // namespace
+
+ParsedLetter parse_letter(std::span<const std::byte> entry) {
+  if (entry.size() < sizeof(LetterEntry)) bad_ring("a letter that is cut off");
+  const auto head = value_at<LetterEntry>(entry.data());
+  if (head.bytes != entry.size() || head.zero != 0 || head.flags > 1 ||
+      head.head_bytes > transport::Letter::kMostHead ||
+      head.pieces > transport::Letter::kMostPieces || head.loan > RingLayout::kLoans) {
+    bad_ring("a letter of impossible numbers");
+  }
+  std::size_t at = sizeof(LetterEntry) + padded(head.head_bytes);
+  const std::size_t inline_at = at + head.pieces * sizeof(PieceEntry);
+  if (inline_at > entry.size()) bad_ring("a letter longer than itself");
+  ParsedLetter letter;
+  letter.kind = head.kind;
+  letter.reply = (head.flags & LetterEntry::kReply) != 0;
+  letter.loan = head.loan;
+  letter.head = entry.subspan(sizeof(LetterEntry), head.head_bytes);
+  std::size_t data = inline_at;
+  bool lent = false;
+  if (head.pieces != 0) letter.pieces.reserve(head.pieces);
+  for (std::size_t i = 0; i < head.pieces; ++i, at += sizeof(PieceEntry)) {
+    const auto piece = value_at<PieceEntry>(entry.data() + at);
+    if (piece.zero != 0 || piece.how > PieceEntry::kDirect) bad_ring("a piece of unknown kind");
+    if (piece.how != PieceEntry::kInline) {
+      const bool direct = piece.how == PieceEntry::kDirect;
+      const std::uint64_t loan = direct ? piece.segment : head.loan;
+      if (loan == 0 || loan > RingLayout::kLoans || piece.bytes > SIZE_MAX / 2 ||
+          piece.place + piece.bytes < piece.place ||
+          (direct && letter.direct_loan != 0 && letter.direct_loan != loan)) {
+        bad_ring("a piece of impossible numbers");
+      }
+      if (direct) letter.direct_loan = static_cast<std::uint16_t>(loan);
+      lent |= !direct;
+      letter.large = true;
+      letter.pieces.push_back({piece, {}});
+      continue;
+    }
+    if (piece.bytes > entry.size() - data || padded(piece.bytes) > entry.size() - data) {
+      bad_ring("a piece longer than its letter");
+    }
+    letter.pieces.push_back({piece, entry.subspan(data, piece.bytes)});
+    data += padded(piece.bytes);
+  }
+  if (data != entry.size()) bad_ring("a letter with something behind it");
+  if ((head.loan != 0 && !lent) || (head.loan != 0 && head.loan == letter.direct_loan)) {
+    bad_ring("a loan of nothing");
+  }
+  return letter;
+}
+
+RingWriter RingWriter::create(const std::uint64_t& probe) {
+  RingWriter writer;
+  std::tie(writer.mapping_, writer.fd_) = make_mapping(RingLayout::kBytes, "letters");
+  auto* const layout = new (writer.mapping_->data()) RingLayout{};
+  layout->magic = RingLayout::kMagic;
+  layout->probe_address = reinterpret_cast<std::uintptr_t>(&probe);
+  layout->probe_value = probe;
+  return writer;
+}
+
+// A reader that says it has read what was not written gets nothing more.
+bool RingWriter::fits(std::size_t bytes) {
+  const auto left = [&] {
+    const std::uint64_t used = position_ - seen_read_;
+    return used <= RingLayout::kCapacity && bytes <= RingLayout::kCapacity - used;
+  };
+  if (left()) return true;
+  seen_read_ = layout().read.load();
+  return left();
+}
+
+std::size_t RingWriter::free_bytes() {
+  seen_read_ = layout().read.load();
+  const std::uint64_t used = position_ - seen_read_;
+  return used <= RingLayout::kCapacity ? RingLayout::kCapacity - used : 0;
+}
+
+std::span<std::byte> RingWriter::begin(std::size_t entry_bytes) {
+  CONVOY_CHECK(entry_bytes <= RingLayout::kMostEntry && entry_bytes % 8 == 0);
+  std::size_t at = position_ & kRingMask;
+  const std::size_t rest = RingLayout::kCapacity - at;
+  const std::size_t skip = rest < entry_bytes ? rest : 0;
+  if (!fits(skip + entry_bytes)) return {};
+  if (skip != 0) {
+    const std::uint32_t mark = LetterEntry::kSkip;
+    std::memcpy(data_of(mapping_) + at, &mark, sizeof mark);
+    at = 0;
+  }
+  begun_ = skip + entry_bytes;
+  return {data_of(mapping_) + at, entry_bytes};
+}
+
+void RingWriter::commit() {
+  position_ += begun_;
+  layout().written.store(position_, std::memory_order_release);
+}
+
+RingReader::RingReader(Mapping mapping) : mapping_(std::move(mapping)) {
+  if (mapping_->size() < RingLayout::kBytes || layout().magic != RingLayout::kMagic) {
+    fail(ErrorKind::kInvalidArgument, "memory that is no ring of letters of this version");
+  }
+}
+
+std::span<const std::byte> RingReader::take(std::span<std::byte> small,
+                                            std::vector<std::byte>& large) {
+  std::uint64_t position = position_.load(std::memory_order_relaxed);
+  const auto advance = [&](std::size_t bytes) {
+    position += bytes;
+    position_.store(position, std::memory_order_relaxed);
+    layout().read.store(position, std::memory_order_release);
+  };
+  for (;;) {
+    if (position == seen_written_) {
+      // Sequentially consistent: see Doorbell::knock().
+      seen_written_ = layout().written.load();
+      if (seen_written_ - position > RingLayout::kCapacity) bad_ring("impossible positions");
+      if (position == seen_written_) return {};
+      was_full_ |= seen_written_ - position >= kMuch;
+    }
+    const std::size_t there = seen_written_ - position;
+    const std::size_t at = position & kRingMask;
+    const std::size_t rest = RingLayout::kCapacity - at;
+    const std::byte* const from = data_of(mapping_) + at;
+    const auto bytes = value_at<std::uint32_t>(from);  // once: the writer may change it
+    if (bytes == LetterEntry::kSkip) {
+      if (rest > there) bad_ring("impossible lengths");
+      advance(rest);
+      continue;
+    }
+    if (bytes < sizeof(LetterEntry) || bytes % 8 != 0 || bytes > there || bytes > rest ||
+        bytes > RingLayout::kMostEntry) {
+      bad_ring("impossible lengths");
+    }
+    std::span<std::byte> to = small.first(bytes <= small.size() ? bytes : 0);
+    if (to.empty()) {
+      large.resize(bytes);
+      to = large;
+    }
+    std::memcpy(to.data(), from, bytes);
+    std::memcpy(to.data(), &bytes, sizeof bytes);
+    advance(bytes);
+    return to;
+  }
+}
+
+bool RingReader::writer_is_blocked(bool drained) noexcept {
+  if (!was_full_) return false;
+  if (drained) was_full_ = false;
+  full_fence();
+  return layout().blocked.load(std::memory_order_relaxed) != 0;
+}
+
+bool RingReader::release(std::uint16_t loan) noexcept {
+  layout().released[loan / 64].fetch_or(std::uint64_t{1} << loan % 64);
+  return layout().blocked.load() != 0;
+}
+
+}  // namespace convoy::shm

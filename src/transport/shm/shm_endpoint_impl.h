@@ -1,0 +1,315 @@
+#pragma once
+
+#include <bitset>
+#include <deque>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "base/guarded.h"
+#include "os/bell.h"
+#include "os/fork_guard.h"
+#include "transport/shm/arena.h"
+#include "transport/shm/doorbell.h"
+#include "transport/shm/fabric.h"
+#include "transport/shm/letter_ring.h"
+#include "transport/shm/shm_endpoint.h"
+
+// The parts of the shared-memory endpoint: included by the files that implement it.
+//
+// Locks, in the order in which they are taken: ShmEndpoint::mutex_ (what arrives: rings, remotes,
+// queues), then ShmRemote::send_mutex_ (what is sent), then heap_, timers_, events_. No call of the
+// inbox and no `on_sent` is made under one.
+namespace convoy::shm {
+
+class ShmEndpoint;
+class ShmRemote;
+
+// What goes over the socket of a connection, as Frame::segment of a note; `bytes` is the size of
+// the memory whose descriptor comes with it.
+enum class NoteType : std::uint64_t {
+  kBell = 1,     // the sender's doorbell; the receiver's slot there is in Frame::process
+  kRing = 2,     // the ring of letters from the sender
+  kSegment = 3,  // memory that letters will refer to; its number is in Frame::process
+  kDrop = 4,     // no more
+};
+
+// The doorbell of another endpoint. Set once; kept by loans, which outlive remotes.
+struct RemoteBell {
+  std::atomic<Doorbell*> bell{nullptr};
+  std::size_t slot = 0;
+  Mapping mapping;
+
+  // Before it is known nothing is lost: whoever learns of it knocks.
+  void knock(bool reply) noexcept {
+    full_fence();
+    if (Doorbell* const known = bell.load(std::memory_order_acquire))
+      known->knock_fenced(slot, reply);
+  }
+};
+
+// What a letter lent, at the receiver. Given back when the last part of it is gone; by a forked
+// child never.
+struct Borrowed {
+  std::shared_ptr<RingReader> ring;
+  std::shared_ptr<RemoteBell> bell;
+  std::uint16_t loan;
+  bool knock;
+  HomeProcess home;
+  std::vector<Mapping> memory;
+
+  Borrowed(std::shared_ptr<RingReader> from, std::shared_ptr<RemoteBell> lender,
+           std::uint16_t number, bool knocks)
+      : ring(std::move(from)), bell(std::move(lender)), loan(number), knock(knocks) {}
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ~Borrowed() {
+    if (!home.is_here()) return;
+    memory.clear();
+    if (ring->release(loan) || knock) bell->knock(false);
+  }
+};
+
+class ShmRemote final : public transport::Remote {
+ public:
+  ShmRemote(ShmEndpoint& owner, const transport::Address& address, const ProcessInfo& info,
+            std::size_t slot);
+
+  transport::SendResult try_send(const transport::Letter& letter, transport::Sent on_sent) override;
+  bool lost() const override { return lost_.load(std::memory_order_acquire); }
+  void cut() noexcept override;
+
+ private:
+  friend class ShmEndpoint;
+
+  struct Plan;
+  struct Link {
+    std::shared_ptr<Peer> peer;
+    std::shared_ptr<Alarm> alarm;
+  };
+  struct Loan {
+    enum class State { kFree, kFilling, kLent } state = State::kFree;
+    std::size_t bytes = 0;
+    Location block;
+    transport::Sent on_sent;
+  };
+
+  void probe();
+  bool make_ring();
+  transport::SendResult send_small(const transport::Letter& letter, const Plan& plan);
+  transport::SendResult send_large(const transport::Letter& letter, const Plan& plan,
+                                   transport::Sent& on_sent);
+  bool reserve_loans(Plan& plan);
+  void drop_loans(Plan& plan);
+  bool can_be_read();
+  bool pass_segment(SegmentId id);
+  void refuse(std::size_t ring_bytes, std::size_t loan_bytes);
+  bool has_room();
+  void collect();       // what the receiver has given back
+  bool look_at_sent();  // true: there is room for what was refused
+  void write_entry(std::span<std::byte> to, const transport::Letter& letter, const Plan& plan);
+
+  ShmEndpoint& owner_;
+  const ProcessInfo info_;
+  const std::size_t slot_;  // of it in our doorbell
+  std::atomic<bool> lost_{false};
+  const std::shared_ptr<RemoteBell> bell_ = std::make_shared<RemoteBell>();
+
+  // Of the sending side, under send_mutex_.
+  std::mutex send_mutex_;
+  std::vector<Link> links_;  // connections; changed under both locks
+  RingWriter writer_;
+  std::vector<Loan> loans_;
+  std::size_t lent_bytes_ = 0;
+  std::set<SegmentId> passed_;
+  std::size_t refused_ring_ = 0;  // the largest that was refused
+  std::size_t refused_loan_ = 0;
+  bool refused_ = false;
+  // There is something to look at: a letter was refused, or something is lent.
+  std::atomic<bool> to_look_{false};
+
+  // Of the receiving side, under the endpoint's mutex.
+  struct SegmentSlot {
+    UniqueFd fd;
+    std::size_t bytes = 0;
+    Mapping mapping;
+  };
+  std::shared_ptr<RingReader> reader_;
+  std::map<SegmentId, SegmentSlot> segments_;
+  std::vector<std::unique_ptr<struct Transfer>> stalled_;  // their segments are still on their way
+  bool joining_ = false;                                   // Inbox::joined() was not called yet
+  bool queued_ = false;                                    // in the endpoint's ready_
+  int burst_ = 0;                                          // letters taken in its turn
+  std::size_t transfers_ = 0;                              // large letters that are being taken
+  bool ending_ = false;  // lost, but what it sent before comes first
+  bool told_ = false;
+  std::optional<Error> why_;
+};
+
+// A large letter that is being taken.
+struct Transfer {
+  struct Source {
+    const std::byte* data = nullptr;  // in memory that is mapped here
+    std::uint64_t address = 0;        // in the sender's
+    std::size_t bytes = 0;
+    std::byte* to = nullptr;
+  };
+
+  ShmRemote* remote;
+  std::shared_ptr<Peer> peer;  // whose memory it is
+  std::vector<std::byte> entry;
+  ParsedLetter letter;               // refers to `entry`
+  std::shared_ptr<Borrowed> hold;    // of what was lent
+  std::shared_ptr<Borrowed> direct;  // of what is read in the sender's memory
+  std::vector<Source> sources;
+  std::vector<transport::Part> parts;
+  bool placed = false;
+  std::size_t piece = 0;  // where copying is
+  std::size_t done = 0;
+};
+
+class ShmEndpoint final : public transport::Endpoint {
+ public:
+  ShmEndpoint(transport::Inbox& inbox, const ShmEndpointOptions& options);
+  ~ShmEndpoint() override;
+
+  const transport::Address& address() const override { return address_; }
+  transport::Remote& remote(const transport::Address& address) override;
+  bool poll(Serve serve) override;
+  bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override;
+  void wake() noexcept override { ring(bell().waiters); }
+  Clock::time_point now() const override { return Clock::now(); }
+  TimerId call_at(Clock::time_point when, std::function<void()> function) override;
+  bool cancel(TimerId id) override;
+
+  ShmEndpointStats stats();
+  std::size_t trim();
+
+ private:
+  friend class ShmRemote;
+  using Lock = std::unique_lock<std::mutex>;
+
+  // Something that happened on the watch thread, or while sending.
+  struct Event {
+    enum class Type { kDialed, kNote, kLost, kCut, kSent } type;
+    std::shared_ptr<Peer> peer = nullptr;
+    std::string text = {};  // kDialed: the other's address; kCut: what it did, if it did anything
+    Frame frame = {};
+    UniqueFd fd = {};
+    ShmRemote* remote = nullptr;  // kCut, kSent
+    std::vector<std::pair<transport::Sent, bool>> sent = {};
+  };
+  // Something that the serving thread has to do.
+  struct Task {
+    enum class Type { kLetter, kJoined, kLost, kRoom, kSent } type;
+    ShmRemote* remote;
+    std::vector<std::byte> entry = {};
+    std::vector<std::pair<transport::Sent, bool>> sent = {};  // and whether it was received
+  };
+  struct Timers {
+    std::map<std::pair<Clock::time_point, TimerId>, std::function<void()>> queue;
+    std::map<TimerId, Clock::time_point> times;
+    TimerId next = 1;
+  };
+  // Loans of a remote that was lost while its process lives: it may still read them.
+  struct Limbo {
+    Mapping ring;
+    std::shared_ptr<Peer> peer;
+    std::map<std::uint16_t, Location> blocks;
+  };
+  struct Heap {
+    std::optional<Arena> arena;
+    std::vector<Limbo> limbo;
+  };
+  class LinkAlarm;
+
+  Doorbell& bell() const { return *reinterpret_cast<Doorbell*>(control_->data()); }
+  void require_home() const;
+
+  // shm_endpoint.cpp: connections, threads, time.
+  void happen(Event event) noexcept;
+  void retry_soon(ShmRemote& remote);
+  Peer::Notes notes();
+  ShmRemote& make_remote(const transport::Address& address, const ProcessInfo& info);
+  void attach(ShmRemote& remote, const std::shared_ptr<Peer>& peer);
+  void take_events();
+  void take_event(Event& event);
+  void take_note(ShmRemote& remote, Event& event);
+  void serve();
+  bool run_timers(Lock& lock);
+  Deadline next_timer();
+  bool something(Serve serve) const noexcept;
+  bool for_service() const noexcept;
+  bool timer_is_due() const noexcept;
+  void leave_wait() noexcept;
+  void look_at_hot(Lock& lock, std::shared_ptr<RingReader>& hot) const;
+
+  // shm_arrivals.cpp: what arrives.
+  bool poll_one(Lock& lock, Serve serve);
+  void enqueue(ShmRemote& remote);
+  bool take_letter(Lock& lock, ShmRemote& remote, Serve serve);
+  void end_burst(ShmRemote& remote, bool drained);
+  void deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter);
+  void start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
+                      const ParsedLetter& letter);
+  void retry_stalled(ShmRemote& remote);
+  bool work_on_transfer(Lock& lock, Serve serve);
+  bool resolve(Transfer& transfer);
+  void place(Transfer& transfer);
+  bool copy_slice(Transfer& transfer);
+  void end_transfer(ShmRemote& remote);
+  void push_task(Task task);
+  void run_task(Lock& lock);
+  void lose(ShmRemote& remote, const Error& why);
+  void drop_reader(ShmRemote& remote);
+  void break_off(ShmRemote& remote, const std::string& what);
+  void finish_loss(ShmRemote& remote);
+  std::vector<std::pair<transport::Sent, bool>> take_loans(ShmRemote& remote,
+                                                           const std::shared_ptr<Peer>& alive);
+  void sweep_limbo(Heap& heap);
+
+  transport::Inbox& inbox_;
+  const ShmEndpointOptions options_;
+  const HomeProcess home_;
+  Fabric& fabric_;
+  transport::Address address_;
+  const std::uint64_t probe_;
+  Mapping control_;
+  UniqueFd control_fd_;
+
+  mutable std::mutex mutex_;
+  // Under mutex_:
+  std::map<Id, std::unique_ptr<ShmRemote>> remotes_;
+  std::map<const Peer*, ShmRemote*> owners_;  // of connections
+  int dialing_ = 0;                           // threads in remote()
+  std::vector<Event> early_;                  // of connections that they are about to make
+  std::vector<std::vector<ShmRemote*>> slots_{Doorbell::kSlots};
+  std::size_t next_slot_ = 0;
+  std::deque<ShmRemote*> ready_;
+  std::deque<Task> tasks_;
+  std::deque<std::unique_ptr<Transfer>> transfers_[2];  // by ParsedLetter::reply
+  // The same numbers, for those who look without the lock.
+  std::atomic<std::size_t> ready_count_{0};
+  std::atomic<std::size_t> task_count_{0};
+  std::atomic<std::size_t> transfer_count_[2] = {};
+
+  unsigned since_slice_ = 0;         // letters
+  std::shared_ptr<RingReader> hot_;  // whose letter was the last: the next comes there, perhaps
+  ShmRemote* hot_remote_ = nullptr;
+
+  std::atomic<bool> has_events_{false};
+  Guarded<std::vector<Event>> events_;
+  Guarded<Timers> timers_;
+  std::atomic<std::int64_t> next_timer_{INT64_MAX};  // of steady_clock
+  Guarded<Heap> heap_;
+
+  SpinGuess wait_spins_;
+  SpinGuess serve_spins_;
+  std::atomic<bool> stopping_{false};
+  std::thread service_;
+};
+
+}  // namespace convoy::shm

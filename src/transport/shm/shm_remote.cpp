@@ -1,0 +1,339 @@
+// The shared-memory endpoint: what is sent.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "transport/shm/shm_endpoint_impl.h"
+
+namespace convoy::shm {
+
+using transport::Letter;
+using transport::SendResult;
+using transport::Sent;
+
+namespace {
+
+// Pieces up to this size travel in the ring, so many of them together.
+constexpr std::size_t kMostInlinePiece = 1024;
+constexpr std::size_t kMostInline = 8192;
+// Pieces in one block begin at multiples of this.
+constexpr std::size_t kPieceAlignment = 64;
+
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+}
+
+}  // namespace
+
+// How the pieces of a letter will travel.
+struct ShmRemote::Plan {
+  std::array<std::uint8_t, Letter::kMostPieces> how;  // PieceEntry::How
+  std::size_t entry_bytes = sizeof(LetterEntry);
+  std::size_t block_bytes = 0;  // of what is lent, with gaps
+  std::size_t lent_bytes = 0;
+  std::size_t direct_bytes = 0;  // of what is read where it is
+  int loan = -1;
+  int direct_loan = -1;
+  Location block;
+
+  std::size_t loaned_bytes() const { return lent_bytes + direct_bytes; }
+};
+
+ShmRemote::ShmRemote(ShmEndpoint& owner, const transport::Address& address, const ProcessInfo& info,
+                     std::size_t slot)
+    : Remote(address, concat("pid ", info.pid)), owner_(owner), info_(info), slot_(slot) {}
+
+void ShmRemote::cut() noexcept {
+  if (!owner_.home_.is_here() || lost_.exchange(true)) return;
+  {
+    const std::scoped_lock lock(send_mutex_);
+    for (const auto& link : links_) link.peer->send_bye();
+  }
+  owner_.happen({.type = ShmEndpoint::Event::Type::kCut, .remote = this});
+}
+
+SendResult ShmRemote::try_send(const Letter& letter, Sent on_sent) {
+  owner_.require_home();
+  transport::check_letter(letter, owner_.options_.quota);
+  if (lost()) return SendResult::kLost;
+  Plan plan;
+  std::size_t inline_bytes = 0;
+  const bool may_read = std::any_of(letter.pieces.begin(), letter.pieces.end(),
+                                    [](const auto& piece) { return piece.stays; }) &&
+                        can_be_read();
+  for (std::size_t i = 0; i < letter.pieces.size(); ++i) {
+    const std::size_t bytes = letter.pieces[i].bytes.size();
+    if (bytes <= kMostInlinePiece && inline_bytes + padded(bytes) <= kMostInline) {
+      plan.how[i] = PieceEntry::kInline;
+      inline_bytes += padded(bytes);
+      continue;
+    }
+    if (letter.pieces[i].stays && may_read && bytes >= owner_.options_.least_direct) {
+      plan.how[i] = PieceEntry::kDirect;
+      plan.direct_bytes += bytes;
+    } else {
+      plan.how[i] = PieceEntry::kLent;
+      plan.lent_bytes += bytes;
+      plan.block_bytes += aligned(bytes);
+    }
+  }
+  plan.entry_bytes +=
+      padded(letter.head.size()) + letter.pieces.size() * sizeof(PieceEntry) + inline_bytes;
+  const SendResult result =
+      plan.loaned_bytes() != 0 ? send_large(letter, plan, on_sent) : send_small(letter, plan);
+  if (result != SendResult::kSent) return result;
+  bell_->knock(letter.reply);
+  if (on_sent) on_sent(nullptr);  // unless the loan has it
+  return result;
+}
+
+bool ShmRemote::can_be_read() {
+  const std::scoped_lock lock(send_mutex_);
+  return writer_ && writer_.layout().direct.load(std::memory_order_acquire) == RingLayout::kAllowed;
+}
+
+// The first letter makes the ring. False: it could not be passed on now.
+bool ShmRemote::make_ring() {
+  if (writer_) return true;
+  RingWriter made = RingWriter::create(owner_.probe_);
+  if (links_.empty() || !links_[0].peer->try_note(static_cast<std::uint64_t>(NoteType::kRing),
+                                                  made.mapping()->size(), made.fd())) {
+    return false;
+  }
+  made.close_descriptor();
+  writer_ = std::move(made);
+  loans_.resize(RingLayout::kLoans);
+  return true;
+}
+
+void ShmRemote::write_entry(std::span<std::byte> to, const Letter& letter, const Plan& plan) {
+  const LetterEntry entry{
+      .bytes = static_cast<std::uint32_t>(plan.entry_bytes),
+      .kind = letter.kind,
+      .flags = static_cast<std::uint8_t>(letter.reply ? LetterEntry::kReply : 0),
+      .zero = 0,
+      .head_bytes = static_cast<std::uint32_t>(letter.head.size()),
+      .pieces = static_cast<std::uint16_t>(letter.pieces.size()),
+      .loan = static_cast<std::uint16_t>(plan.loan + 1)};
+  std::memcpy(to.data(), &entry, sizeof entry);
+  letter.head.write(to.subspan(sizeof entry, letter.head.size()));
+  std::byte* at = to.data() + sizeof entry + padded(letter.head.size());
+  std::byte* inlined = at + letter.pieces.size() * sizeof(PieceEntry);
+  std::uint64_t offset = plan.block.offset;
+  for (std::size_t i = 0; i < letter.pieces.size(); ++i, at += sizeof(PieceEntry)) {
+    const auto bytes = letter.pieces[i].bytes;
+    PieceEntry piece{
+        .bytes = bytes.size(), .how = plan.how[i], .zero = 0, .segment = 0, .place = 0};
+    if (piece.how == PieceEntry::kInline) {
+      if (!bytes.empty()) std::memcpy(inlined, bytes.data(), bytes.size());
+      inlined += padded(bytes.size());
+    } else if (piece.how == PieceEntry::kLent) {
+      piece.segment = plan.block.segment;
+      piece.place = offset;
+      offset += aligned(bytes.size());
+    } else {
+      piece.segment = static_cast<std::uint64_t>(plan.direct_loan) + 1;
+      piece.place = reinterpret_cast<std::uintptr_t>(bytes.data());
+    }
+    std::memcpy(at, &piece, sizeof piece);
+  }
+}
+
+// Announces that this side waits for room, so that the reader knocks; send_mutex_ is held. What
+// came free meanwhile is found by the next look.
+void ShmRemote::refuse(std::size_t ring_bytes, std::size_t loan_bytes) {
+  refused_ = true;
+  to_look_.store(true);
+  refused_ring_ = std::max(refused_ring_, ring_bytes);
+  refused_loan_ = std::max(refused_loan_, loan_bytes);
+  if (writer_) writer_.layout().blocked.store(1);
+}
+
+bool ShmRemote::has_room() {
+  if (!writer_) return !links_.empty();
+  // More than what was refused: or there would be a call for every letter.
+  if (writer_.free_bytes() < std::max(2 * refused_ring_, RingLayout::kCapacity / 2)) return false;
+  if (refused_loan_ == 0) return true;
+  collect();
+  return lent_bytes_ + refused_loan_ <= owner_.options_.quota &&
+         std::any_of(loans_.begin(), loans_.end(),
+                     [](const Loan& loan) { return loan.state == Loan::State::kFree; });
+}
+
+bool ShmRemote::look_at_sent() {
+  if (!to_look_.load()) return false;
+  const std::scoped_lock lock(send_mutex_);
+  if (writer_ && lent_bytes_ != 0) collect();
+  if (!refused_ && lent_bytes_ == 0) to_look_.store(false);
+  if (!refused_ || !has_room()) return false;
+  refused_ = false;
+  refused_ring_ = refused_loan_ = 0;
+  if (writer_) writer_.layout().blocked.store(0);
+  return true;
+}
+
+SendResult ShmRemote::send_small(const Letter& letter, const Plan& plan) {
+  const std::scoped_lock lock(send_mutex_);
+  if (lost()) return SendResult::kLost;
+  std::span<std::byte> to;
+  if (make_ring()) to = writer_.begin(plan.entry_bytes);
+  if (to.empty()) {
+    refuse(plan.entry_bytes, 0);
+    // Once more, now that the reader knows; or nobody might come by again.
+    if (writer_) to = writer_.begin(plan.entry_bytes);
+    if (to.empty()) {
+      if (!writer_) owner_.retry_soon(*this);
+      return SendResult::kWouldBlock;
+    }
+  }
+  write_entry(to, letter, plan);
+  writer_.commit();
+  return SendResult::kSent;
+}
+
+SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent& on_sent) {
+  Plan plan = planned;
+  {
+    const std::scoped_lock lock(send_mutex_);
+    if (lost()) return SendResult::kLost;
+    const bool made = make_ring();
+    if (!made || !reserve_loans(plan)) {
+      refuse(plan.entry_bytes, plan.loaned_bytes());
+      if (!made) owner_.retry_soon(*this);
+      if (!made || !reserve_loans(plan)) return SendResult::kWouldBlock;
+    }
+  }
+  // The copy is made without a lock: others go on sending.
+  try {
+    if (plan.block_bytes != 0) {
+      std::byte* at = nullptr;
+      {
+        auto heap = owner_.heap_.lock();
+        owner_.sweep_limbo(*heap);
+        const auto piece = heap->arena->allocate(plan.block_bytes);
+        plan.block = piece.location;
+        at = piece.data;
+      }
+      for (std::size_t i = 0; i < letter.pieces.size(); ++i) {
+        if (plan.how[i] != PieceEntry::kLent) continue;
+        const auto bytes = letter.pieces[i].bytes;
+        std::memcpy(at, bytes.data(), bytes.size());
+        at += aligned(bytes.size());
+      }
+    }
+  } catch (...) {
+    const std::scoped_lock lock(send_mutex_);
+    drop_loans(plan);
+    throw;
+  }
+  const std::scoped_lock lock(send_mutex_);
+  if (lost() || !writer_) {
+    drop_loans(plan);
+    return SendResult::kLost;
+  }
+  std::span<std::byte> to;
+  if (plan.block_bytes == 0 || pass_segment(plan.block.segment)) {
+    to = writer_.begin(plan.entry_bytes);
+    if (to.empty()) {
+      refuse(plan.entry_bytes, plan.loaned_bytes());
+      to = writer_.begin(plan.entry_bytes);
+    }
+  } else {
+    refuse(plan.entry_bytes, plan.loaned_bytes());
+    owner_.retry_soon(*this);
+  }
+  if (to.empty()) {
+    drop_loans(plan);
+    return SendResult::kWouldBlock;
+  }
+  write_entry(to, letter, plan);
+  if (plan.loan >= 0) {
+    Loan& loan = loans_[static_cast<std::size_t>(plan.loan)];
+    loan.state = Loan::State::kLent;
+    loan.block = plan.block;
+  }
+  if (plan.direct_loan >= 0) {
+    Loan& loan = loans_[static_cast<std::size_t>(plan.direct_loan)];
+    loan.state = Loan::State::kLent;
+    loan.on_sent = std::exchange(on_sent, nullptr);
+  }
+  writer_.commit();
+  return SendResult::kSent;
+}
+
+// --- loans; send_mutex_ is held ---
+
+bool ShmRemote::reserve_loans(Plan& plan) {
+  collect();
+  if (lent_bytes_ + plan.loaned_bytes() > owner_.options_.quota) return false;
+  const auto reserve = [&](std::size_t bytes) {
+    const auto free = std::find_if(loans_.begin(), loans_.end(), [](const Loan& loan) {
+      return loan.state == Loan::State::kFree;
+    });
+    if (free == loans_.end()) return -1;
+    free->state = Loan::State::kFilling;
+    free->bytes = bytes;
+    lent_bytes_ += bytes;
+    to_look_.store(true);
+    return static_cast<int>(free - loans_.begin());
+  };
+  if (plan.lent_bytes != 0) plan.loan = reserve(plan.lent_bytes);
+  if (plan.direct_bytes != 0) plan.direct_loan = reserve(plan.direct_bytes);
+  if ((plan.loan >= 0) == (plan.lent_bytes != 0) &&
+      (plan.direct_loan >= 0) == (plan.direct_bytes != 0)) {
+    return true;
+  }
+  drop_loans(plan);
+  return false;
+}
+
+void ShmRemote::drop_loans(Plan& plan) {
+  for (int* const number : {&plan.loan, &plan.direct_loan}) {
+    if (*number < 0) continue;
+    Loan& loan = loans_[static_cast<std::size_t>(std::exchange(*number, -1))];
+    lent_bytes_ -= loan.bytes;
+    loan = {};
+  }
+  if (plan.block) owner_.heap_.lock()->arena->free(plan.block);
+  plan.block = {};
+}
+
+bool ShmRemote::pass_segment(SegmentId id) {
+  if (passed_.contains(id)) return true;
+  bool passed = false;
+  owner_.heap_.lock()->arena->for_each_segment([&](SegmentId other, const Segment& segment) {
+    if (other != id) return;
+    Id number;
+    std::memcpy(number.bytes.data(), &id, sizeof id);
+    passed = links_[0].peer->try_note(static_cast<std::uint64_t>(NoteType::kSegment),
+                                      segment.size(), segment.fd(), number);
+  });
+  if (passed) passed_.insert(id);
+  return passed;
+}
+
+void ShmRemote::collect() {
+  if (!writer_) return;
+  std::vector<std::pair<Sent, bool>> sent;
+  RingLayout& layout = writer_.layout();
+  for (std::size_t w = 0; w < layout.released.size(); ++w) {
+    if (layout.released[w].load(std::memory_order_relaxed) == 0) continue;
+    for (std::uint64_t set = layout.released[w].exchange(0); set != 0; set &= set - 1) {
+      Loan& loan = loans_[64 * w + static_cast<std::size_t>(std::countr_zero(set))];
+      if (loan.state != Loan::State::kLent) {
+        owner_.happen({.type = ShmEndpoint::Event::Type::kCut,
+                       .text = "gave back what was not lent",
+                       .remote = this});
+        continue;
+      }
+      if (loan.block) owner_.heap_.lock()->arena->free(loan.block);
+      if (loan.on_sent) sent.emplace_back(std::move(loan.on_sent), true);
+      lent_bytes_ -= loan.bytes;
+      loan = {};
+    }
+  }
+  if (sent.empty()) return;
+  owner_.happen({.type = ShmEndpoint::Event::Type::kSent, .remote = this, .sent = std::move(sent)});
+}
+
+}  // namespace convoy::shm

@@ -1,0 +1,446 @@
+// What is particular to the endpoint of processes that share memory.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <semaphore>
+#include <thread>
+
+#include "base/concat.h"
+#include "support.h"
+#include "support/expect_error.h"
+#include "support/forked.h"
+#include "support/rank_group.h"
+#include "transport/shm/fabric.h"
+
+namespace convoy::transport::test {
+namespace {
+
+using namespace std::chrono_literals;
+using convoy::test::expect_error;
+using convoy::test::in_forked_child;
+using convoy::test::Rank;
+using convoy::test::RankGroup;
+using convoy::test::RankMode;
+using convoy::test::Refusals;
+using shm::make_shm_endpoint;
+using shm::shm_stats;
+using shm::shm_trim;
+using shm::ShmEndpointOptions;
+using testing::HasSubstr;
+
+constexpr auto kLimit = 30s;
+
+std::unique_ptr<Party> join(const ShmEndpointOptions& options = {}) {
+  auto party = std::make_unique<Party>();
+  party->endpoint = make_shm_endpoint(party->inbox, options);
+  party->inbox.wakes = party->endpoint.get();
+  return party;
+}
+
+bool until(Party& party, FunctionRef<bool()> ready) {
+  return party.endpoint->wait(Deadline::after(kLimit), ready);
+}
+
+// The thread that serves stands in a call; replies arrive nevertheless, for the thread that waits
+// takes them itself. Nothing else is given to that thread.
+TEST(ShmEndpointTest, WhoWaitsTakesRepliesAndNothingElse) {
+  const auto a = join();
+  const auto b = join();
+  std::binary_semaphore blocked{0};
+  std::binary_semaphore go_on{0};
+  std::atomic<std::thread::id> served{};
+  const auto waiting = std::this_thread::get_id();
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    if (arrival.reply) return;
+    EXPECT_NE(std::this_thread::get_id(), waiting);
+    served = std::this_thread::get_id();
+    if (arrival.kind == 1) {
+      blocked.release();
+      go_on.acquire();
+    }
+  };
+  Remote& to_a = b->to(*a);
+  ASSERT_EQ(to_a.try_send({.kind = 1}), SendResult::kSent);
+  blocked.acquire();
+  for (LetterKind kind = 2; kind < 100; ++kind) {
+    ASSERT_EQ(to_a.try_send({.kind = kind, .reply = kind % 2 == 0}), SendResult::kSent);
+  }
+  const Bytes data = some_bytes(1 << 20, 1);
+  const Piece pieces[] = {{data}};
+  ASSERT_EQ(to_a.try_send({.kind = 100, .reply = true, .pieces = pieces}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 50; }));
+  for (const auto& letter : a->inbox.state().letters) EXPECT_TRUE(letter.reply);
+  a->inbox.clear();
+  go_on.release();
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 50; }));
+  const auto letters = a->inbox.state().letters;
+  EXPECT_EQ(letters[0].kind, 1);
+  for (std::size_t i = 1; i < letters.size(); ++i) EXPECT_EQ(letters[i].kind, 2 * i + 1);
+  a->inbox.on_arrived = nullptr;
+}
+
+// Many threads wait for replies of their own; each gets them, whoever takes them out of the ring.
+TEST(ShmEndpointTest, ManyThreadsWait) {
+  const auto a = join();
+  const auto b = join();
+  b->inbox.on_arrived = [](Remote& from, const Arrival& arrival) {
+    while (from.try_send({.kind = arrival.kind, .reply = true}) == SendResult::kWouldBlock) {
+      std::this_thread::yield();
+    }
+  };
+  constexpr int kThreads = 4;
+  constexpr int kCalls = 2000;
+  std::array<std::atomic<int>, kThreads> replies{};
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) { ++replies.at(arrival.kind); };
+  Remote& to_b = a->to(*b);
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kCalls; ++i) {
+        ASSERT_EQ(to_b.try_send({.kind = static_cast<LetterKind>(t)}), SendResult::kSent);
+        ASSERT_TRUE(until(*a, [&] { return replies[static_cast<std::size_t>(t)] > i; }));
+      }
+    });
+  }
+  threads.clear();
+  b->inbox.on_arrived = nullptr;
+}
+
+// Calls in both directions at once, each answered by the other side's serving thread.
+TEST(ShmEndpointTest, CrossingCalls) {
+  const auto a = join();
+  const auto b = join();
+  std::atomic<int> replies[2] = {};
+  const auto handle = [](std::atomic<int>& count) {
+    return [&count](Remote& from, const Arrival& arrival) {
+      if (arrival.reply) {
+        ++count;
+      } else {
+        ASSERT_EQ(from.try_send({.reply = true}), SendResult::kSent);
+      }
+    };
+  };
+  a->inbox.on_arrived = handle(replies[0]);
+  b->inbox.on_arrived = handle(replies[1]);
+  const auto call = [](Party& from, Party& to, std::atomic<int>& count) {
+    Remote& remote = from.to(to);
+    for (int i = 0; i < 3000; ++i) {
+      ASSERT_EQ(remote.try_send({}), SendResult::kSent);
+      ASSERT_TRUE(until(from, [&] { return count > i; }));
+    }
+  };
+  std::jthread other([&] { call(*b, *a, replies[1]); });
+  call(*a, *b, replies[0]);
+}
+
+TEST(ShmEndpointTest, LentMemoryIsNotCopiedAndIsGivenBack) {
+  const auto a = join();
+  auto b = join();
+  Remote& to_b = a->to(*b);
+  const Bytes data = some_bytes(5 << 20, 2);
+  const Piece pieces[] = {{data}};
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(to_b.try_send({.pieces = pieces}), SendResult::kSent);
+    ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+    EXPECT_EQ(b->inbox.letter(0).parts[0].where, Part::Where::kLent);
+    EXPECT_TRUE(std::ranges::equal(b->inbox.letter(0).parts[0].bytes, data));
+    EXPECT_EQ(shm_stats(*a->endpoint).lent_bytes, data.size());
+    b->inbox.clear();
+    EXPECT_EQ(shm_stats(*a->endpoint).lent_bytes, 0u);
+  }
+  EXPECT_LT(shm_stats(*a->endpoint).heap_bytes, 3 * data.size()) << "memory is used again";
+  EXPECT_GE(shm_trim(*a->endpoint), data.size());
+  EXPECT_EQ(shm_stats(*a->endpoint).heap_bytes, 0u);
+  // New memory after that is known to the remote, too.
+  ASSERT_EQ(to_b.try_send({.pieces = pieces}), SendResult::kSent);
+  ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+  // A part outlives both endpoints.
+  const Part part = b->inbox.letter(0).parts[0];
+  b->inbox.clear();
+  b.reset();
+  ASSERT_TRUE(until(*a, [&] { return !a->inbox.state().lost.empty(); }));
+  EXPECT_EQ(shm_stats(*a->endpoint).limbo_loans, 1u) << "it may still be read";
+  EXPECT_TRUE(std::ranges::equal(part.bytes, data));
+}
+
+TEST(ShmEndpointTest, LoansOfALivingRemoteAreFreedWhenItGivesThemBack) {
+  const auto a = join();
+  auto b = join();
+  const Bytes data = some_bytes(100'000, 3);
+  const Piece pieces[] = {{data}};
+  ASSERT_EQ(a->to(*b).try_send({.pieces = pieces}), SendResult::kSent);
+  ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+  Part part = b->inbox.letter(0).parts[0];
+  b->inbox.clear();
+  b.reset();
+  ASSERT_TRUE(until(*a, [&] { return !a->inbox.state().lost.empty(); }));
+  EXPECT_EQ(shm_stats(*a->endpoint).limbo_loans, 1u);
+  part = {};
+  EXPECT_EQ(shm_stats(*a->endpoint).limbo_loans, 0u);
+}
+
+TEST(ShmEndpointTest, QuotaBoundsWhatARemoteHolds) {
+  const auto a = join({.quota = 3 << 20});
+  const auto b = join();
+  Remote& to_b = a->to(*b);
+  const Bytes data = some_bytes(1 << 20, 4);
+  const Piece one[] = {{data}};
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(to_b.try_send({.pieces = one}), SendResult::kSent);
+  EXPECT_EQ(to_b.try_send({.pieces = one}), SendResult::kWouldBlock);
+  // Small letters go on.
+  EXPECT_EQ(to_b.try_send({.kind = 9}), SendResult::kSent);
+  ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 4; }));
+  EXPECT_EQ(to_b.try_send({.pieces = one}), SendResult::kWouldBlock);
+  EXPECT_EQ(a->inbox.state().rooms[&to_b], 0);
+  b->inbox.clear();
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.state().rooms[&to_b] > 0; }));
+  EXPECT_EQ(to_b.try_send({.pieces = one}), SendResult::kSent);
+  const Bytes more(4 << 20);
+  const Piece too_much[] = {{more}};
+  expect_error(ErrorKind::kInvalidArgument, "quota", [&] { to_b.try_send({.pieces = too_much}); });
+}
+
+TEST(ShmEndpointTest, LargePiecesThatStayAreReadWhereTheyAre) {
+  std::atomic<int> sent = 0;
+  const auto a = join();
+  Endpoint* const endpoint = a->endpoint.get();
+  const auto b = join();
+  Remote& to_b = a->to(*b);
+  ASSERT_EQ(to_b.try_send({}), SendResult::kSent);
+  ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+  b->inbox.clear();
+  const Bytes data = some_bytes(5 << 20, 5);
+  const Piece pieces[] = {{data, true}};
+  for (const bool places : {false, true}) {
+    b->inbox.places = places;
+    sent = 0;
+    ASSERT_EQ(to_b.try_send({.pieces = pieces},
+                            [&](const Error* lost) {
+                              EXPECT_EQ(lost, nullptr);
+                              ++sent;
+                              endpoint->wake();
+                            }),
+              SendResult::kSent);
+    ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+    EXPECT_TRUE(std::ranges::equal(b->inbox.letter(0).parts[0].bytes, data));
+    EXPECT_NE(b->inbox.letter(0).parts[0].where, Part::Where::kLent);
+    ASSERT_TRUE(until(*a, [&] { return sent == 1; }));
+    b->inbox.clear();
+  }
+  EXPECT_EQ(shm_stats(*a->endpoint).heap_bytes, 0u) << "nothing was copied by the sender";
+}
+
+// The large one is being copied, 1 MiB at a time; small ones behind it in the ring do not wait.
+TEST(ShmEndpointTest, SmallLettersOvertakeLargeOnes) {
+  const auto a = join();
+  const auto b = join({.service_thread = false});
+  b->inbox.places = true;
+  Remote& to_b = a->to(*b);
+  const Bytes data = some_bytes(32 << 20, 6);
+  const Piece pieces[] = {{data}};
+  ASSERT_EQ(to_b.try_send({.kind = 1, .pieces = pieces}), SendResult::kSent);
+  ASSERT_EQ(to_b.try_send({.kind = 2}), SendResult::kSent);
+  const Deadline limit = Deadline::after(kLimit);
+  while (b->inbox.letters() < 2 && !limit.expired()) b->endpoint->poll(Endpoint::Serve::kAll);
+  ASSERT_EQ(b->inbox.letters(), 2u);
+  EXPECT_EQ(b->inbox.letter(0).kind, 2);
+  EXPECT_EQ(b->inbox.letter(1).kind, 1);
+}
+
+// Two remotes send large letters: neither waits until the other's is copied.
+TEST(ShmEndpointTest, LargeLettersTakeTurns) {
+  std::atomic<int> sent = 0;
+  const auto a = join();
+  const auto b = join();
+  const auto receiver = join({.service_thread = false});
+  const Bytes data = some_bytes(16 << 20, 7);
+  const Piece pieces[] = {{data}};
+  Recorder& inbox = receiver->inbox;
+  inbox.places = false;
+  const auto poll = [&](std::size_t letters) {
+    const Deadline limit = Deadline::after(kLimit);
+    while (inbox.letters() < letters && !limit.expired()) {
+      receiver->endpoint->poll(Endpoint::Serve::kAll);
+    }
+    return inbox.letters() == letters;
+  };
+  ASSERT_EQ(a->to(*receiver).try_send({.kind = 1}), SendResult::kSent);
+  ASSERT_EQ(b->to(*receiver).try_send({.kind = 1}), SendResult::kSent);
+  ASSERT_TRUE(poll(2));
+  inbox.clear();
+  inbox.places = true;
+  const Piece stays[] = {{data, true}};
+  ASSERT_EQ(a->to(*receiver).try_send({.kind = 2, .pieces = stays}, [&](const Error*) { ++sent; }),
+            SendResult::kSent);
+  ASSERT_EQ(b->to(*receiver).try_send({.kind = 3, .pieces = pieces}), SendResult::kSent);
+  ASSERT_TRUE(poll(2));
+  EXPECT_TRUE(std::ranges::equal(inbox.letter(0).parts[0].bytes, data));
+  EXPECT_TRUE(std::ranges::equal(inbox.letter(1).parts[0].bytes, data));
+  EXPECT_THAT(inbox.state().order, HasSubstr("placed placed arrived arrived"));
+  ASSERT_TRUE(until(*a, [&] { return sent == 1; }));
+}
+
+TEST(ShmEndpointTest, ReadsNothingInAForkedChildAndIsNotDisturbedByIt) {
+  RankGroup(1, RankMode::kProcesses).run([](Rank&) {
+    const auto a = join();
+    auto b = join();
+    Remote& to_b = a->to(*b);
+    const Bytes data = some_bytes(100'000, 8);
+    const Piece pieces[] = {{data}};
+    ASSERT_EQ(to_b.try_send({.kind = 1, .pieces = pieces}), SendResult::kSent);
+    ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+    EXPECT_EQ(in_forked_child([&] {
+                Refusals refusals;
+                refusals.expect("send", [&] { return to_b.try_send({}); });
+                refusals.expect("poll", [&] { return a->endpoint->poll(Endpoint::Serve::kAll); });
+                refusals.expect("remote", [&] { return &a->to(*b); });
+                refusals.expect("wait", [&] {
+                  return a->endpoint->wait(Deadline::after(1s), [] { return false; });
+                });
+                refusals.expect("new", [&] { return join() != nullptr; });
+                b->inbox.clear();  // the loan is the parent's
+                b.reset();
+                return refusals.text();
+              }),
+              "");
+    EXPECT_EQ(shm_stats(*a->endpoint).lent_bytes, data.size());
+    ASSERT_EQ(to_b.try_send({.kind = 2}), SendResult::kSent);
+    ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 2; }));
+    EXPECT_TRUE(std::ranges::equal(b->inbox.letter(0).parts[0].bytes, data));
+    EXPECT_TRUE(a->inbox.state().lost.empty());
+    b->inbox.clear();
+  });
+}
+
+// --- processes ---
+
+Remote& meet(Rank& rank, Party& party, int other) {
+  return party.endpoint->remote(
+      Address::decode(rank.store()->get(concat("address/", other), rank.deadline())));
+}
+void publish(Rank& rank, Party& party) {
+  rank.store()->set(concat("address/", rank.id()), party.endpoint->address().encode());
+}
+
+TEST(ShmEndpointTest, AllToAllBetweenProcesses) {
+  RankGroup(4, RankMode::kProcesses).run([](Rank& rank) {
+    std::atomic<int> sent = 0;
+    const auto me = join();
+    Endpoint* const endpoint = me->endpoint.get();
+    publish(rank, *me);
+    const Bytes data = some_bytes(300'000 + static_cast<std::size_t>(rank.id()), 9);
+    const Piece pieces[] = {{data, rank.id() % 2 == 0}};
+    for (int other = 0; other < rank.size(); ++other) {
+      Remote& remote = meet(rank, *me, other);
+      for (int i = 0; i < 100; ++i) {
+        const auto kind = static_cast<LetterKind>(100 * rank.id() + i);
+        const Letter letter{.kind = kind, .pieces = std::span(pieces, i % 10 == 0 ? 1 : 0)};
+        for (;;) {
+          const auto result = remote.try_send(letter, [&](const Error*) {
+            ++sent;
+            endpoint->wake();
+          });
+          if (result == SendResult::kSent) break;
+          ASSERT_EQ(result, SendResult::kWouldBlock);
+          std::this_thread::yield();
+        }
+      }
+    }
+    ASSERT_TRUE(until(*me, [&] { return me->inbox.letters() == 400; }));
+    for (const auto& letter : me->inbox.state().letters) {
+      if (letter.parts.empty()) continue;
+      const int from = letter.kind / 100;
+      EXPECT_TRUE(std::ranges::equal(letter.parts[0].bytes,
+                                     some_bytes(300'000 + static_cast<std::size_t>(from), 9)));
+    }
+    me->inbox.clear();
+    ASSERT_TRUE(until(*me, [&] { return sent == 400; }));
+    rank.barrier();
+  });
+}
+
+// Also while nobody sends: the survivor sleeps.
+TEST(ShmEndpointTest, AKilledProcessIsLostByName) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& rank) {
+    const auto me = join();
+    publish(rank, *me);
+    rank.barrier();
+    if (rank.id() == 2) {
+      const Bytes data = some_bytes(200'000, 10);
+      const Piece pieces[] = {{data}};
+      for (int other = 0; other < 2; ++other) {
+        ASSERT_EQ(meet(rank, *me, other).try_send({.pieces = pieces}), SendResult::kSent);
+      }
+      rank.mark("sent");
+      rank.wait_for("never");
+    }
+    ASSERT_TRUE(until(*me, [&] { return me->inbox.letters() == 1; }));
+    Remote& victim = *me->inbox.letter(0).from;
+    const Bytes data = some_bytes(100'000, 11);
+    const Piece pieces[] = {{data}};
+    ASSERT_EQ(victim.try_send({.pieces = pieces}), SendResult::kSent);
+    rank.mark("ready");
+    ASSERT_TRUE(until(*me, [&] { return !me->inbox.state().lost.empty(); }));
+    const auto told = std::chrono::steady_clock::now().time_since_epoch().count();
+    rank.store()->set(concat("told/", rank.id()), std::to_string(told));
+    EXPECT_THAT(me->inbox.state().lost[0].second,
+                testing::AllOf(HasSubstr(victim.name()), HasSubstr("SIGKILL")));
+    EXPECT_EQ(victim.try_send({}), SendResult::kLost);
+    EXPECT_EQ(shm_stats(*me->endpoint).lent_bytes, 0u) << "loans of the dead are free";
+    EXPECT_EQ(shm_stats(*me->endpoint).limbo_loans, 0u);
+    // What it has lent is still there.
+    EXPECT_TRUE(std::ranges::equal(me->inbox.letter(0).parts[0].bytes, some_bytes(200'000, 10)));
+    me->inbox.clear();
+    expect_error(ErrorKind::kPeerLost, "", [&] {
+      const auto next = join();
+      meet(rank, *next, 2);
+    });
+  });
+  ranks.wait_mark("sent", 2);
+  ranks.wait_mark("ready", 0);
+  ranks.wait_mark("ready", 1);
+  const auto killed = std::chrono::steady_clock::now().time_since_epoch().count();
+  ranks.kill(2, SIGKILL);
+  for (int r = 0; r < 2; ++r) {
+    const auto told = std::stoll(ranks.store()->get(concat("told/", r), Deadline::after(20s)));
+    EXPECT_LT(std::chrono::nanoseconds(told - killed), 2s) << "it is an event, not a time-out";
+  }
+  ranks.join();
+}
+
+// A process that stands still is not lost, and keeps nobody from others.
+TEST(ShmEndpointTest, AStoppedProcessIsWaitedFor) {
+  RankGroup ranks(2, RankMode::kProcesses);
+  ranks.start([](Rank& rank) {
+    const auto me = join();
+    publish(rank, *me);
+    rank.barrier();
+    if (rank.id() == 1) {
+      rank.mark("there");
+      ASSERT_TRUE(until(*me, [&] { return me->inbox.letters() == 101; }));
+      rank.store()->set("all there", "");
+      rank.barrier();
+      return;
+    }
+    rank.wait_for("stopped");
+    Remote& remote = meet(rank, *me, 1);
+    const Bytes data = some_bytes(5000, 12);
+    const Piece pieces[] = {{data}};
+    for (int i = 0; i < 100; ++i) ASSERT_EQ(remote.try_send({}), SendResult::kSent);
+    ASSERT_EQ(remote.try_send({.pieces = pieces}), SendResult::kSent);
+    rank.mark("sent");
+    rank.store()->get("all there", rank.deadline());
+    EXPECT_TRUE(me->inbox.state().lost.empty());
+    rank.barrier();
+  });
+  ranks.wait_mark("there", 1);
+  ranks.stop(1);
+  ranks.post("stopped");
+  ranks.wait_mark("sent", 0);
+  ranks.resume(1);
+  ranks.join();
+}
+
+}  // namespace
+}  // namespace convoy::transport::test
