@@ -32,8 +32,8 @@ struct InitOptions {
 
 // The group of all ranks of the job: under torchrun, `convoy run`, mpirun or srun, or of this
 // process alone. Collective. The process's default group: a second call returns the same one if it
-// asks for nothing or for the same, otherwise it is kInvalidArgument. Thread-safe. Throws what rendezvous() and new_group()
-// throw; after a failure it may be called again.
+// asks for nothing or for the same, otherwise it is kInvalidArgument. Thread-safe. Throws what
+// rendezvous() and new_group() throw; after a failure it may be called again.
 ProcessGroup init(const InitOptions& options = {});
 
 struct GroupConfig {

@@ -73,8 +73,8 @@ struct WireEnvelope {
   friend bool operator==(const WireEnvelope&, const WireEnvelope&) = default;
 };
 
-// "/proc/<pid>/fd/<number>" and nothing else: a path from somebody else is opened, and must not lead
-// anywhere ("/proc/../dev/...").
+// "/proc/<pid>/fd/<number>" and nothing else: a path from somebody else is opened, and must not
+// lead anywhere ("/proc/../dev/...").
 bool is_descriptor_path(std::string_view path);
 
 std::string encode(const WireMessage& message);

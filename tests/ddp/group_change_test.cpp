@@ -183,7 +183,8 @@ TEST(GroupChangeTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = make_net();
     DistributedDataParallel model(net, world);
-    EXPECT_THAT(text_of([&] { model.update_process_group({}); }), HasSubstr("the new group is none"));
+    EXPECT_THAT(text_of([&] { model.update_process_group({}); }),
+                HasSubstr("the new group is none"));
     {
       const auto scope = model.no_sync();
       EXPECT_THAT(text_of([&] { model.update_process_group(world); }), HasSubstr("no_sync"));

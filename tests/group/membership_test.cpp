@@ -229,8 +229,7 @@ TEST_P(MembershipTest, MergeAndVoluntaryShrink) {
     EXPECT_THAT(text_of([&] { half.merge(nullptr, 4); }), HasSubstr("no store"));
     EXPECT_THAT(text_of([&] { half.merge(r.store(), 1); }), HasSubstr("this group alone has 2"));
     EXPECT_THAT(text_of([&] { half.shrink({1 - half.rank()}); }), HasSubstr("not among"));
-    EXPECT_THAT(text_of([&] { half.shrink({0, 0}); }),
-                HasSubstr("rank 0 is in the list twice"));
+    EXPECT_THAT(text_of([&] { half.shrink({0, 0}); }), HasSubstr("rank 0 is in the list twice"));
     EXPECT_THAT(text_of([&] { half.shrink({0, 7}); }), HasSubstr("there is no rank 7"));
     const auto foreign = ProcessGroup::from(c10::make_intrusive<FakeBackend>(
         c10::make_intrusive<ConvoyBackend>(make_local_store(), 0, 1)));

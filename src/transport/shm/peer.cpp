@@ -22,7 +22,8 @@ namespace {
 constexpr auto kSendTimeout = std::chrono::seconds(30);
 // A dying process closes its socket a moment before its pidfd tells how it ended.
 constexpr auto kExitGrace = std::chrono::milliseconds(200);
-// Who closes a dialed connection says so before: without that it dies, which takes long where many do.
+// Who closes a dialed connection says so before: without that it dies, which takes long where many
+// do.
 constexpr auto kDialedGrace = std::chrono::seconds(2);
 
 }  // namespace
