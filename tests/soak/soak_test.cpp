@@ -162,6 +162,7 @@ void train(int /*index*/, const Place& place) {
                                                   torch::optim::AdamWOptions(1e-3));
   std::mt19937_64 random(static_cast<std::uint64_t>(place.id) + 77);
   std::optional<std::uint64_t> stop;
+  bool publishes = place.id == 0;
   const auto made = elastic::run(
       model,
       {.store = store,
@@ -170,6 +171,7 @@ void train(int /*index*/, const Place& place) {
        .timeout = 60s,
        .on_change =
            [&](const elastic::Change& change) {
+             publishes = true;  // who did may be dead
              if (change.group.rank() == 0 && change.group.size() == kMembers) {
                store->add("complete", 1);
              }
@@ -193,9 +195,14 @@ void train(int /*index*/, const Place& place) {
           }
           throw;
         }
-        if (group.rank() == 0) {
+        if (publishes) {
           const auto value = static_cast<double>(step);
-          weights.publish({at::full({1000}, value), at::full({3000}, value)});
+          try {
+            weights.publish({at::full({1000}, value), at::full({3000}, value)});
+          } catch (const Error& error) {
+            if (error.kind() != ErrorKind::kInvalidArgument) throw;
+            publishes = false;  // another member does, and lives
+          }
         }
         return !stop || step + 1 < *stop;
       });
