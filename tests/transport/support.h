@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -88,6 +89,7 @@ class Net {
 
 enum class NetKind { kShm, kSimulated, kFaultyShm, kFaultySimulated };
 std::string to_name(NetKind kind);
+inline void PrintTo(NetKind kind, std::ostream* out) { *out << to_name(kind); }
 std::unique_ptr<Net> make_net(NetKind kind, std::uint64_t seed = 1);
 
 // Sends, and waits for room where there is none.
