@@ -118,11 +118,12 @@ struct Place {
   CONVOY_FIELDS(store, id, joins)
 };
 
-// What a member does beside its step, one step in a hundred or so.
+// What a member does beside its step, at times.
 std::optional<NoDescriptors> disturb(std::mt19937_64& random, const ProcessGroup& group) {
   switch (random() % 400) {
     case 0: ::usleep(200'000); return std::nullopt;  // late
     case 1: {
+      if (random() % 40 != 0) return std::nullopt;  // see Soak::rest()
       const std::string text = in_forked_child([&]() -> std::string {
         try {
           group.barrier();
@@ -399,8 +400,8 @@ class Soak {
     }
   }
 
-  // Between deaths. Memory can be used by 256 processes in its life, the dead included, if the one
-  // that made it is among them: so many must not come in ten minutes.
+  // Between deaths. Memory can be used by 256 processes in its life, forked ones and the dead
+  // included, if the one that made it is among them: so many must not come in ten minutes.
   void rest() {
     const auto end = Deadline::after(std::chrono::milliseconds(1000 + random_() % 4000));
     wait_until("end of a rest", [&] { return end.expired(); });
