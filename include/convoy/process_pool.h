@@ -38,7 +38,8 @@ struct Task {
     share::put(result, std::apply([](auto&... value) { return Function(value...); }, values));
     return result;
   }
-  static inline const FunctionEntry& kEntry = register_function<Function>(FunctionUse::kItem, &run);
+  static inline const FunctionEntry* const kEntry =
+      &register_function<Function>(FunctionUse::kItem, &run);
 };
 
 }  // namespace detail
@@ -96,7 +97,7 @@ class ProcessPool {
     static_assert(!std::is_void_v<typename Task::Result>, "map: the function returns a value");
     std::vector<share::Message> requests;
     for (const auto& item : items) {
-      requests.push_back(detail::function_request(Task::kEntry));
+      requests.push_back(detail::function_request(*Task::kEntry));
       share::put(requests.back(), arguments<typename Task::Values>(item));
     }
     std::vector<ItemResult<typename Task::Result>> outcomes;

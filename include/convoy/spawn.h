@@ -144,8 +144,8 @@ struct Entry {
     std::apply([&](auto&... value) { Function(index, value...); }, values);
     return {};
   }
-  static inline const FunctionEntry& kEntry =
-      register_function<Function>(FunctionUse::kProcess, &run);
+  static inline const FunctionEntry* const kEntry =
+      &register_function<Function>(FunctionUse::kProcess, &run);
 };
 
 }  // namespace detail
@@ -162,7 +162,7 @@ template <auto Function, class... Arguments>
   static_assert(std::is_void_v<typename detail::SignatureOf<Function>::Result>,
                 "spawn: the function returns nothing; results go over tensors or channels, or use "
                 "ProcessPool");
-  share::Message message = detail::function_request(detail::Entry<Function>::kEntry);
+  share::Message message = detail::function_request(*detail::Entry<Function>::kEntry);
   share::put(message, Values(std::forward<Arguments>(arguments)...));
   return start_processes(detail::this_program(), options, message);
 }

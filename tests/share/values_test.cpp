@@ -151,7 +151,7 @@ TEST(FunctionsTest, EqualNamesAreTwoFunctions) {
 TEST(FunctionsTest, AnotherSignatureIsAnErrorWithBoth) {
   using convoy::detail::FunctionUse;
   using convoy::detail::run_request;
-  const auto& entry = convoy::detail::Task<second_twin>::kEntry;
+  const auto& entry = *convoy::detail::Task<second_twin>::kEntry;
   const Message right = convoy::detail::function_request(entry);
   EXPECT_EQ(run_request(FunctionUse::kItem, 0, right).integer(0), 2);
 
