@@ -36,7 +36,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-share \
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-share \
            soak soak-coll tidy check-headers \
            check-layers format install python wheel clean help
 settings := JOBS SOAK_SECONDS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
@@ -51,7 +51,8 @@ ifeq ($(shell [[ '$(JOBS)$(FUZZ_SECONDS)$(SEEDS)' =~ ^[1-9][0-9]*$$ ]] || echo b
 $(error JOBS ($(JOBS)), SEEDS ($(SEEDS)) and FUZZ_SECONDS ($(FUZZ_SECONDS)) are numbers)
 endif
 
-ctest = ctest --test-dir build/$(1) -j$(JOBS) --output-on-failure --no-label-summary --no-tests=error \
+# One test more than cores: a fifth of the tests' time is spent waiting.
+ctest = ctest --test-dir build/$(1) -j$$(($(JOBS) + 1)) --output-on-failure --no-label-summary --no-tests=error \
         $(if $(TESTS),-R '$(TESTS)')
 pip = $(CONVOY_VENV)/bin/python -m pip --disable-pip-version-check
 compile = tools/progress build/$(1) $(JOBS)
@@ -102,8 +103,8 @@ bench: bench-quick bench-group bench-faults ## the benchmarks that take minutes
 bench-coll: bootstrap-peers build ## collectives beside Gloo, Open MPI, oneCCL and the machine's limit, into build/bench/coll.json
 	@bench/coll.py
 
-bench-quick: bootstrap-peers build ## the same in two minutes: fewer sizes, fewer rounds
-	@bench/coll.py --quick
+bench-quick: bootstrap-peers build ## the same and calls in two minutes: fewer sizes, fewer rounds
+	@failed=0; for bench in coll rpc; do bench/$$bench.py --quick || failed=1; done; exit $$failed
 
 bench-group: build ## what process groups cost beside the collectives below, into build/bench/group.json
 	@bench/group.py
@@ -122,6 +123,9 @@ bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/
 
 bench-endpoint: bootstrap-peers build ## letters between processes beside ZeroMQ, Open MPI and the machine's limits, into build/bench/endpoint.json
 	@bench/endpoint.py
+
+bench-rpc: bootstrap-actors build ## calls with tensors beside PyTorch's RPC, gRPC, Ray and Monarch, into build/bench/rpc.json
+	@bench/rpc.py
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed
@@ -176,6 +180,7 @@ bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
 bootstrap_groups_peers = build peers
+bootstrap_groups_actors = build peers actors
 bootstrap_groups_asan = core
 bootstrap_groups_tsan = core
 
@@ -201,6 +206,7 @@ build/%/settings: always
 	@mkdir -p $(@D); text='$(CONVOY_TORCH) $(CONVOY_VENV) $(CMAKE_ARGS)'; \
 	  [ ! -e '$(CONVOY_VENV)/oneccl/packages' ] || text+=' oneccl'; \
 	  [ ! -e /usr/include/zmq.h ] || text+=' zmq'; \
+	  [ ! -e /usr/include/grpcpp/grpcpp.h ] || text+=' grpc'; \
 	  [ -e $@ ] && [ "$$text" = "$$(cat $@)" ] || printf '%s\n' "$$text" >$@
 
 .PHONY: $(targets) demo-plan always

@@ -23,7 +23,9 @@ COMMAND = BUILD / "bin" / "convoy"
 LIMIT = 120  # seconds, of everything that should take less than one
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["__main__", "convoy", "torch.distributed.fsdp", "torch.distributed.tensor"])
+# torch imports _dynamo with the first module that is called, half a second in each rank.
+_context.set_forkserver_preload(["__main__", "convoy", "torch._dynamo", "torch.distributed.fsdp",
+                                 "torch.distributed.tensor"])
 
 
 def folder():
