@@ -174,32 +174,48 @@ bool Book::is_block(std::uint64_t offset, std::uint64_t bytes) const {
          bytes <= h.bytes - offset;
 }
 
-int Book::claim_slot(ProcessWord process) const {
+int Book::claim_slot(ProcessWord process, const IsDead& is_dead) const {
   // Also a forked child may be in another namespace than its parent.
   if (head().kind == BookHead::kOwned) {
     require_own_domain(head().domain, "memory of shared tensors");
   }
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int i = 0; i < kMostHolders; ++i) {
-      auto& slot = slots()[i];
-      ProcessWord seen = slot.load(std::memory_order_acquire);
-      if (seen == process) return i;
-      // The first pass only looks for a slot that this process has already.
-      if (pass == 1 && seen == 0 && slot.compare_exchange_strong(seen, process)) return i;
-    }
+  for (int i = 0; i < kMostHolders; ++i) {
+    if (slots()[i].load(std::memory_order_acquire) == process) return i;
+  }
+  for (int i = 0; i < kMostHolders; ++i) {
+    ProcessWord nobody = 0;
+    if (slots()[i].compare_exchange_strong(nobody, process)) return i;
+  }
+  // Those that are dropped by others meanwhile are free, or somebody else's.
+  for (int i = 0; i < kMostHolders; ++i) {
+    ProcessWord seen = slot(i);
+    if (seen == 0 && slots()[i].compare_exchange_strong(seen, process)) return i;
+    if (seen == 0 || seen == process || !is_dead(seen) || !take_over(i, seen, process)) continue;
+    slots()[i].store(process);
+    return i;
   }
   fail(ErrorKind::kResource, "the memory of pid ", pid_of(head().owner), " is used by ",
        kMostHolders, " processes already, which is the most; send a copy to this one");
 }
 
-void Book::drop_slot(int index) const {
+// True: the slot is this process's to clear, and is cleared. The caller says what becomes of it.
+bool Book::take_over(int index, ProcessWord gone, ProcessWord self) const {
+  ProcessWord seen = slots()[index].load();
+  if ((seen & ~kTakingOver) != gone ||
+      !slots()[index].compare_exchange_strong(seen, self | kTakingOver)) {
+    return false;
+  }
   const std::size_t word = static_cast<std::size_t>(index) / 64;
   const std::uint64_t mask = ~(std::uint64_t{1} << (index % 64));
   for (std::size_t i = 0; i < head().bytes / kBookPage; ++i) {
     auto& holders = entries()[i].holders[word];
     if ((holders.load(std::memory_order_relaxed) & ~mask) != 0) holders.fetch_and(mask);
   }
-  slots()[index].store(0);
+  return true;
+}
+
+void Book::drop_slot(int index, ProcessWord gone, ProcessWord self) const {
+  if (take_over(index, gone, self)) slots()[index].store(0);
 }
 
 std::uint32_t Book::begin(std::uint64_t offset, std::uint64_t bytes) const {

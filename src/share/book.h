@@ -27,8 +27,15 @@ namespace convoy::share {
 //
 // A process counts its own references by itself (Depot); the book knows whether it has any: a
 // bit. Whoever hands a block to another process keeps its own bit until the other one has set its
-// own: while a handle is under way the block has at least one holder. Bits of dead processes are
-// cleared by the owner, who learns of deaths by pidfd.
+// own: while a handle is under way the block has at least one holder.
+//
+// Bits of dead processes are cleared by the owner, who learns of deaths by pidfd, and by whoever
+// needs a slot and finds none free: so memory whose owner has died can be used by any number of
+// processes, one after another. A slot of a dead process is taken over by one at a time: it puts
+// its own word with kTakingOver there, clears the bits, and then is the slot's process, or leaves
+// it free. If it dies on the way, its word says so, and the next one does all of it again. Nobody
+// else sets these bits meanwhile: their process is dead. A process that is dead never lives again;
+// words are not used twice.
 //
 // The owner gives a block back when nobody holds it. Bits are spread over several words that cannot
 // be read at once, so a reader that sees no bit may have been overtaken: a bit set behind it and
@@ -39,7 +46,7 @@ inline constexpr std::size_t kHolderWords = 4;
 inline constexpr int kMostHolders = static_cast<int>(kHolderWords) * 64;
 
 struct BookHead {
-  static constexpr std::uint64_t kMagic = 0x324b4f4f42565643;  // "CVVBOOK2"
+  static constexpr std::uint64_t kMagic = 0x334b4f4f42565643;  // "CVVBOOK3"
   enum Kind : std::uint32_t {
     kOwned = 1,  // memory of one process, which hands out blocks; slots hold pids
     kNamed = 2,  // one block in a file that its users own together; slots hold process numbers
@@ -69,7 +76,7 @@ struct BookEntry {
 };
 static_assert(sizeof(BookEntry) == 64);
 
-// A process in 64 bits: pid (22) and start time in ticks (42). 0: none.
+// A process in 63 bits: pid (22) and start time in ticks (41). 0: none.
 using ProcessWord = std::uint64_t;
 ProcessWord process_word(pid_t pid, std::uint64_t start_time);
 pid_t pid_of(ProcessWord word);
@@ -112,13 +119,18 @@ class Book {
   // True: a block may begin there and have so many bytes.
   bool is_block(std::uint64_t offset, std::uint64_t bytes) const;
 
-  // This process's bit, the same every time. Throws kResource when kMostHolders processes have one.
-  int claim_slot(ProcessWord process) const;
-  ProcessWord slot(int index) const {
-    return slots()[static_cast<std::size_t>(index)].load(std::memory_order_acquire);
-  }
-  // Clears every bit of a process that is gone, and frees its slot. Owner.
-  void drop_slot(int index) const;
+  using IsDead = std::function<bool(ProcessWord)>;
+  // In a slot: the process clears what another one has left there.
+  static constexpr ProcessWord kTakingOver = ProcessWord{1} << 63;
+
+  // This process's bit, the same every time. One of a dead process if none is free. Throws
+  // kResource when kMostHolders processes that are not known to be dead have one.
+  int claim_slot(ProcessWord process, const IsDead& is_dead) const;
+  // 0: nobody's.
+  ProcessWord slot(int index) const { return slots()[index].load() & ~kTakingOver; }
+  // Clears every bit of a process that is gone, and frees its slot; does nothing if the slot is not
+  // its any more. Any process, `self`.
+  void drop_slot(int index, ProcessWord gone, ProcessWord self) const;
 
   // Owner: a block begins; returns its generation.
   std::uint32_t begin(std::uint64_t offset, std::uint64_t bytes) const;
@@ -151,6 +163,7 @@ class Book {
   }
   std::atomic<std::uint64_t>* tickets() const;
   BookEntry* entries() const;
+  bool take_over(int index, ProcessWord gone, ProcessWord self) const;
   bool unheld(const BookEntry& entry) const;
 
   std::byte* base_ = nullptr;

@@ -220,7 +220,10 @@ Lease Depot::open(const BlockRef& ref) {
   const bool named = ref.book->kind() == Region::Kind::kNamed;
   const int slot = state->slot_in(*ref.book);
   if (!book.acquire(ref.entry, ref.generation, slot)) {
-    if (named) state->named->rest();
+    if (named) {
+      state->slots.erase(ref.book.get());
+      state->named->rest();
+    }
     gone();
   }
   Holding* const holding = state->add(ref);

@@ -64,8 +64,12 @@ void Depot::Fork::in_child() {
       // A named block is a file of its own: the child's mapping is all it needs.
       if (region.kind() != Region::Kind::kNamed) {
         auto slot = slots.find(&region);
-        if (slot == slots.end())
-          slot = slots.emplace(&region, region.book().claim_slot(self)).first;
+        if (slot == slots.end()) {
+          const std::uint64_t domain = region.book().head().domain;
+          const int claimed = region.book().claim_slot(
+              self, [domain](ProcessWord word) { return is_dead(word, domain); });
+          slot = slots.emplace(&region, claimed).first;
+        }
         region.book().acquire(holding.ref.entry, holding.ref.generation, slot->second);
         inherited_blocks().emplace(region.key(), holding.ref.entry);
       }

@@ -62,9 +62,11 @@ void Depot::State::remember(const std::shared_ptr<Region>& region) {
 int Depot::State::slot_in(const Region& region) {
   const auto found = slots.find(&region);
   if (found != slots.end()) return found->second;
-  const ProcessWord self =
-      region.kind() == Region::Kind::kNamed ? named->number() : own_process_word();
-  return slots[&region] = region.book().claim_slot(self);
+  const Book& book = region.book();
+  if (region.kind() == Region::Kind::kNamed) return slots[&region] = named->claim_slot(book);
+  const std::uint64_t domain = book.head().domain;
+  return slots[&region] = book.claim_slot(
+             own_process_word(), [domain](ProcessWord word) { return is_dead(word, domain); });
 }
 
 bool Depot::State::end_own(const BookEntry* entry) {
@@ -91,9 +93,10 @@ void Depot::State::look_at_abandoned(std::size_t most) {
 }
 
 void Depot::State::drop_user(ProcessWord user) {
+  const ProcessWord self = own_process_word();
   pool.for_each_region([&](const std::shared_ptr<Region>& region) {
     for (int i = 0; i < kMostHolders; ++i) {
-      if (region->book().slot(i) == user) region->book().drop_slot(i);
+      if (region->book().slot(i) == user) region->book().drop_slot(i, user, self);
     }
   });
 }

@@ -61,7 +61,6 @@ void allocate_file(int fd, std::size_t bytes, const std::string& path) {
 NamedFolder::NamedFolder() {
   const char* const base = std::getenv("CONVOY_SHARE_FOLDER");
   folder_ = concat(base && *base ? base : "/dev/shm", "/convoy-", ::geteuid());
-  while (number_ == 0) number_ = random_u64();
 }
 
 std::string NamedFolder::lock_path(std::uint64_t number) const {
@@ -85,6 +84,9 @@ void NamedFolder::make_folder() {
 }
 
 void NamedFolder::lock_number() {
+  do {
+    number_ = random_u64() & ~Book::kTakingOver;
+  } while (number_ == 0);
   const std::string path = lock_path(number_);
   // A sweeper may take a file for stale before it is locked, and the folder may go with its last
   // user: what counts is a locked file that is still there.
@@ -121,8 +123,13 @@ bool NamedFolder::is_alive(std::uint64_t number) {
 void NamedFolder::drop_dead(const Book& book) noexcept {
   for (int i = 0; i < kMostHolders; ++i) {
     const std::uint64_t number = book.slot(i);
-    if (number != 0 && !is_alive(number)) book.drop_slot(i);
+    if (number != 0 && !is_alive(number)) book.drop_slot(i, number, number_);
   }
+}
+
+int NamedFolder::claim_slot(const Book& book) {
+  enter();
+  return book.claim_slot(number_, [this](std::uint64_t number) { return !is_alive(number); });
 }
 
 bool NamedFolder::is_stale(const std::string& path) {

@@ -27,7 +27,6 @@ class NamedFolder {
   NamedFolder(const NamedFolder&) = delete;
   NamedFolder& operator=(const NamedFolder&) = delete;
 
-  std::uint64_t number() const { return number_; }
   int fd() const { return lock_.get(); }  // -1 while no file is in use
 
   // A new file with a book and one block. Throws kResource.
@@ -46,6 +45,8 @@ class NamedFolder {
   void leave(const Region& region, bool ended) noexcept;
   // Gives the lock back if no file is in use.
   void rest() noexcept;
+  // This process's bit in the book of a file, from now until leave().
+  int claim_slot(const Book& book);
   // Clears the bits of processes that are gone.
   void drop_dead(const Book& book) noexcept;
 
@@ -59,6 +60,8 @@ class NamedFolder {
   std::string lock_path(std::uint64_t number) const;
 
   std::string folder_;
+  // Of this process, another one each time that it begins to use files: one that was seen to be
+  // unlocked never comes again.
   std::uint64_t number_ = 0;
   std::uint64_t next_ = 1;
   std::size_t in_use_ = 0;

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <random>
 #include <thread>
@@ -24,13 +25,22 @@ struct BookTest : testing::Test {
   Segment memory = Segment::create(kBytes, "share");
   Book book = Book::create(memory.data(), kBytes, BookHead::kOwned, own_process_word());
   const std::uint64_t first = book.head().first;
+
+  // All others live.
+  int claim(ProcessWord process) const {
+    return book.claim_slot(process, [](ProcessWord) { return false; });
+  }
+  // What a slot holds.
+  std::atomic<ProcessWord>& word(int slot) const {
+    return reinterpret_cast<std::atomic<ProcessWord>*>(memory.data() + sizeof(BookHead))[slot];
+  }
 };
 
 TEST_F(BookTest, ABlockLivesWhileAnybodyHoldsIt) {
   const auto generation = book.begin(first, 100);
-  const int a = book.claim_slot(process_word(1000, 1)), b = book.claim_slot(process_word(1001, 1));
+  const int a = claim(process_word(1000, 1)), b = claim(process_word(1001, 1));
   EXPECT_NE(a, b);
-  EXPECT_EQ(book.claim_slot(process_word(1000, 1)), a);
+  EXPECT_EQ(claim(process_word(1000, 1)), a);
   EXPECT_TRUE(book.acquire(first, generation, a));
   EXPECT_FALSE(book.try_end(first));
   EXPECT_TRUE(book.acquire(first, generation, b));
@@ -48,7 +58,7 @@ TEST_F(BookTest, ABlockLivesWhileAnybodyHoldsIt) {
 
 TEST_F(BookTest, HandlesUnderWayHoldIt) {
   const auto generation = book.begin(first, 100);
-  const int slot = book.claim_slot(process_word(1000, 1));
+  const int slot = claim(process_word(1000, 1));
   book.enter_transit(first);
   EXPECT_FALSE(book.try_end(first));
   EXPECT_TRUE(book.acquire(first, generation, slot));
@@ -61,14 +71,16 @@ TEST_F(BookTest, HandlesUnderWayHoldIt) {
 
 TEST_F(BookTest, DeadProcessesHoldNothing) {
   const auto generation = book.begin(first, 100);
-  const int dead = book.claim_slot(process_word(1000, 1));
-  const int other = book.claim_slot(process_word(1001, 1));
+  const int dead = claim(process_word(1000, 1));
+  const int other = claim(process_word(1001, 1));
   EXPECT_TRUE(book.acquire(first, generation, dead));
   EXPECT_TRUE(book.acquire(first, generation, other));
-  book.drop_slot(dead);
+  book.drop_slot(dead, process_word(1001, 1), own_process_word());  // not the slot's
+  EXPECT_EQ(book.slot(dead), process_word(1000, 1));
+  book.drop_slot(dead, process_word(1000, 1), own_process_word());
   EXPECT_FALSE(book.try_end(first));
   EXPECT_EQ(book.slot(dead), 0U);
-  book.drop_slot(other);
+  book.drop_slot(other, process_word(1001, 1), own_process_word());
   EXPECT_TRUE(book.try_end(first));
   EXPECT_EQ(word_liveness(own_process_word(), own_domain()), Liveness::kAlive);
   EXPECT_EQ(word_liveness(process_word(::getpid(), 1), own_domain()), Liveness::kDead);
@@ -78,11 +90,123 @@ TEST_F(BookTest, DeadProcessesHoldNothing) {
 }
 
 TEST_F(BookTest, AtMostSoManyProcesses) {
-  for (int i = 0; i < kMostHolders; ++i) book.claim_slot(process_word(2 + i, 7));
+  for (int i = 0; i < kMostHolders; ++i) claim(process_word(2 + i, 7));
+  expect_error(ErrorKind::kResource, "256 processes", [&] { claim(process_word(9999, 7)); });
+  book.drop_slot(200, process_word(202, 7), own_process_word());
+  EXPECT_EQ(claim(process_word(9999, 7)), 200);
+}
+
+// Also when nobody is there to clear up after the dead.
+TEST_F(BookTest, ASlotOfADeadProcessIsTakenOver) {
+  const auto generation = book.begin(first, 100);
+  int dead = 0;
+  for (int i = 0; i < kMostHolders; ++i) {
+    const int slot = claim(process_word(2 + i, 7));
+    if (i == 77) dead = slot;
+  }
+  ASSERT_TRUE(book.acquire(first, generation, dead));
+  const ProcessWord gone = process_word(2 + 77, 7);
+  const auto is_dead = [&](ProcessWord word) { return word == gone; };
+  EXPECT_EQ(book.claim_slot(process_word(9999, 7), is_dead), dead);
+  EXPECT_EQ(book.slot(dead), process_word(9999, 7));
+  EXPECT_EQ(book.claim_slot(process_word(9999, 7), is_dead), dead);
   expect_error(ErrorKind::kResource, "256 processes",
-               [&] { book.claim_slot(process_word(9999, 7)); });
-  book.drop_slot(200);
-  EXPECT_EQ(book.claim_slot(process_word(9999, 7)), 200);
+               [&] { book.claim_slot(process_word(9998, 7), is_dead); });
+  EXPECT_TRUE(book.try_end(first)) << "the bit of the dead process is still there";
+}
+
+// Whoever clears up after a dead process may die of it.
+TEST_F(BookTest, ATakeoverThatWasBrokenOffIsDoneAgain) {
+  const auto generation = book.begin(first, 100);
+  for (int i = 0; i < kMostHolders; ++i) claim(process_word(2 + i, 7));
+  ASSERT_TRUE(book.acquire(first, generation, 5));
+  const ProcessWord taker = process_word(5000, 7);
+  word(5).store(taker | Book::kTakingOver);
+  EXPECT_EQ(book.slot(5), taker);
+  // While it lives, it is its own.
+  expect_error(ErrorKind::kResource, "256 processes", [&] { claim(process_word(9999, 7)); });
+  book.drop_slot(5, process_word(7, 7), own_process_word());  // seen before
+  EXPECT_EQ(book.slot(5), taker);
+  EXPECT_FALSE(book.try_end(first));
+  const auto is_dead = [&](ProcessWord seen) { return seen == taker; };
+  EXPECT_EQ(book.claim_slot(process_word(9999, 7), is_dead), 5);
+  EXPECT_EQ(word(5).load(), process_word(9999, 7));
+  EXPECT_TRUE(book.try_end(first));
+
+  word(6).store(taker | Book::kTakingOver);
+  book.drop_slot(6, taker, own_process_word());
+  EXPECT_EQ(word(6).load(), 0U);
+}
+
+// Threads stand for one process after another, which die with what they hold or let go of it. Two
+// never have one slot, and nobody's bit is cleared by a takeover that comes late. Owners and users
+// clear up after the dead.
+TEST_F(BookTest, ManyProcessesOneAfterAnother) {
+  constexpr int kThreads = 4, kLives = 500;
+  constexpr auto kMost = static_cast<std::size_t>(kThreads * kLives);
+  const auto generation = book.begin(first, 100);
+  std::vector<std::atomic<bool>> dead(kMost + 1);  // by the word of the process
+  // What it finds is old when it is used.
+  const auto is_dead = [&](ProcessWord word) {
+    const bool found = word <= kMost && dead[word].load();
+    if (word % 2 == 0) std::this_thread::yield();
+    return found;
+  };
+  // Others live for ever and leave few slots.
+  for (int i = 0; i < kMostHolders - 2 * kThreads; ++i) {
+    claim(process_word(2 + i, 7));
+  }
+  // All slots may be in the hands of others who clear them.
+  const auto claim_patiently = [&](ProcessWord self) {
+    for (;;) {
+      try {
+        return book.claim_slot(self, is_dead);
+      } catch (const Error&) {
+        std::this_thread::yield();
+      }
+    }
+  };
+  std::array<std::atomic<ProcessWord>, kMostHolders> users{};
+  std::atomic<int> wrong{0};
+  std::atomic<bool> done{false};
+  std::jthread owner([&] {
+    while (!done) {
+      for (int i = 0; i < kMostHolders; ++i) {
+        const ProcessWord user = book.slot(i);
+        if (user != 0 && is_dead(user)) book.drop_slot(i, user, own_process_word());
+      }
+      std::this_thread::yield();
+    }
+  });
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        for (int life = 0; life < kLives; ++life) {
+          const auto self = static_cast<ProcessWord>(1 + life * kThreads + t);
+          const int slot = claim_patiently(self);
+          auto& user = users[static_cast<std::size_t>(slot)];
+          const ProcessWord before = user.exchange(self);
+          if (before != 0 && !is_dead(before)) ++wrong;
+          if (!book.acquire(first, generation, slot)) ++wrong;
+          const auto& holders = book.entry(first).holders[static_cast<std::size_t>(slot) / 64];
+          for (int look = 0; look < 3; ++look) {
+            std::this_thread::yield();
+            if ((holders.load() >> (slot % 64) & 1) == 0 || book.slot(slot) != self) ++wrong;
+          }
+          if (life % 4 == 0) book.release(first, slot);
+          dead[self] = true;
+        }
+      });
+    }
+  }
+  done = true;
+  owner.join();
+  EXPECT_EQ(wrong, 0);
+  for (int i = 0; i < kMostHolders; ++i) {
+    if (book.slot(i) != 0) book.drop_slot(i, book.slot(i), own_process_word());
+  }
+  EXPECT_TRUE(book.try_end(first));
 }
 
 TEST_F(BookTest, MemoryThatIsNoBookIsRefused) {
@@ -112,7 +236,7 @@ TEST_F(BookTest, NeverEndedWhileItGoesRound) {
   std::vector<int> slots;
   // Spread over all words of holders.
   for (int i = 0; i < kMostHolders; ++i) {
-    const int slot = book.claim_slot(process_word(100 + i, 1));
+    const int slot = claim(process_word(100 + i, 1));
     if (i % (kMostHolders / kProcesses) == 0) slots.push_back(slot);
   }
   for (int round = 0; round < 20; ++round) {

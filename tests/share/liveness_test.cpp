@@ -131,6 +131,60 @@ void keep_block_of_live_peer(bool without_main_thread) {
 TEST(LivenessTest, BlockOfLivePeerStaysWithoutDescriptors) { keep_block_of_live_peer(false); }
 TEST(LivenessTest, BlockOfPeerWithoutMainThreadStays) { keep_block_of_live_peer(true); }
 
+// More than can use it at a time. Nobody clears up after them but who comes next.
+constexpr int kManyProcesses = kMostHolders + 44;
+
+TEST(LivenessTest, MemoryOfADeadOwnerServesAnyNumberOfProcesses) {
+  Forked owner([](Side& side) {
+    Link link(side.socket());
+    Lease lease = Depot::instance().allocate(kBytes);
+    std::memset(lease.data(), 1, kBytes);
+    send_block(link, lease);
+    return side.await();
+  });
+  Link link(owner.side().socket());
+  const Lease lease = receive_block(link);
+  owner.side().tell();
+  ASSERT_TRUE(owner.join());
+  const Book& book = lease.ref().book->book();
+  for (int i = 0; i < kManyProcesses; ++i) {
+    Forked user([&](Side&) {
+      for (int slot = 0; slot < kMostHolders; ++slot) {
+        if (book.slot(slot) == own_process_word()) return all_are(lease.data(), kBytes, 1);
+      }
+      return false;
+    });
+    ASSERT_TRUE(user.join()) << "process " << i;
+  }
+}
+
+TEST(LivenessTest, AFileServesAnyNumberOfProcesses) {
+  const TempFolder folder("share");
+  Forked maker([&](Side&) {
+    ::setenv("CONVOY_SHARE_FOLDER", folder.path().c_str(), 1);
+    const Lease lease = Depot::instance().allocate_named(kBytes);
+    std::memset(lease.data(), 1, kBytes);
+    const BlockRef& ref = lease.ref();
+    for (int i = 0; i < kManyProcesses; ++i) {
+      Forked user([&](Side&) {
+        const auto region = Depot::instance().open_named(ref.book->path());
+        const Lease mine = Depot::instance().open({.book = region,
+                                                   .entry = ref.entry,
+                                                   .generation = ref.generation,
+                                                   .memory = region,
+                                                   .offset = ref.entry,
+                                                   .bytes = kBytes});
+        if (all_are(mine.data(), kBytes, 1)) ::_exit(0);  // with all that it holds
+        return false;
+      });
+      if (!user.join()) return false;
+    }
+    return true;
+  });
+  EXPECT_TRUE(maker.join());
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 struct SlotMemory {
   SlotMemory()
       : memory(SlotRing::bytes_for(1, 64, 6)),

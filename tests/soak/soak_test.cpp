@@ -123,7 +123,6 @@ std::optional<NoDescriptors> disturb(std::mt19937_64& random, const ProcessGroup
   switch (random() % 400) {
     case 0: ::usleep(200'000); return std::nullopt;  // late
     case 1: {
-      if (random() % 40 != 0) return std::nullopt;  // see Soak::rest()
       const std::string text = in_forked_child([&]() -> std::string {
         try {
           group.barrier();
@@ -306,14 +305,8 @@ class Soak {
     while (!end.expired()) {
       switch (random_() % 6) {
         case 0:
-        case 1:
-          kill_member();
-          rest();
-          break;
-        case 2:
-          kill_actor();
-          rest();
-          break;
+        case 1: kill_member(); break;
+        case 2: kill_actor(); break;
         case 3: stop_for_a_while(members_); break;
         case 4: stop_for_a_while(actors_); break;
         default: wait_for_steps(random_() % 200);
@@ -400,12 +393,6 @@ class Soak {
     }
   }
 
-  // Between deaths. Memory can be used by 256 processes in its life, forked ones and the dead
-  // included, if the one that made it is among them: so many must not come in ten minutes.
-  void rest() {
-    const auto end = Deadline::after(std::chrono::milliseconds(1000 + random_() % 4000));
-    wait_until("end of a rest", [&] { return end.expired(); });
-  }
   void kill_member() {
     const std::size_t victim = random_() % members_.size();
     const std::int64_t complete = store_->add("complete", 0);
