@@ -64,6 +64,61 @@ bool wait_ready(int fd, short events, const Deadline& deadline) {
   }
 }
 
+ssize_t send_message(int socket, std::span<const std::byte> bytes,
+                     std::span<const int> descriptors) {
+  iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
+  if (!descriptors.empty()) {
+    const std::size_t size = descriptors.size_bytes();
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(size);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(size);
+    std::memcpy(CMSG_DATA(header), descriptors.data(), size);
+  }
+  return uninterrupted([&] { return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
+}
+
+ssize_t receive_message(int socket, std::span<std::byte> bytes, std::vector<UniqueFd>* descriptors,
+                        int flags) {
+  iovec data{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
+  if (descriptors) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+  }
+  const ssize_t n = uninterrupted(
+      [&] { return ::recvmsg(socket, &message, flags | MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+  if (n < 0 || !descriptors) return n;
+  // Own every descriptor before anything can throw.
+  std::array<UniqueFd, kMaxDescriptors> received;
+  std::size_t count = 0;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t size = header->cmsg_len - CMSG_LEN(0);
+    for (std::size_t at = 0; at < size; at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + at, sizeof fd);
+      received[count++].reset(fd);
+    }
+  }
+  if (message.msg_flags & MSG_CTRUNC) {
+    fail(ErrorKind::kResource,
+         "descriptors were lost in passing: this process has too many open files (raise the limit "
+         "with ulimit -n)");
+  }
+  for (std::size_t i = 0; i < count; ++i) descriptors->push_back(std::move(received[i]));
+  return n;
+}
+
 Socket::Socket(UniqueFd fd) : fd_(std::move(fd)) {
   const ForkPause pause;
   int type = 0;
@@ -176,23 +231,8 @@ void Socket::send(std::span<const std::byte> bytes, const Deadline& deadline,
   CONVOY_CHECK(descriptors.empty() || !bytes.empty(), "descriptors need a byte to travel with");
   std::size_t done = 0;
   while (done < bytes.size()) {
-    iovec data{const_cast<std::byte*>(bytes.data()) + done, bytes.size() - done};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
-    if (done == 0 && !descriptors.empty()) {
-      const std::size_t size = descriptors.size() * sizeof(int);
-      message.msg_control = control.data();
-      message.msg_controllen = CMSG_SPACE(size);
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(size);
-      std::memcpy(CMSG_DATA(header), descriptors.data(), size);
-    }
-    const ssize_t n =
-        uninterrupted([&] { return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
+    const ssize_t n = send_message(fd_.get(), bytes.subspan(done),
+                                   done == 0 ? descriptors : std::span<const int>());
     if (n >= 0) {
       done += static_cast<std::size_t>(n);
     } else if (errno == EBADF && !descriptors.empty()) {
@@ -209,42 +249,17 @@ void Socket::send(std::span<const std::byte> bytes, const Deadline& deadline,
 
 std::optional<std::size_t> Socket::try_receive(std::span<std::byte> bytes,
                                                std::vector<UniqueFd>* descriptors) {
-  iovec data{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t n = uninterrupted(
-      [&] { return ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+  std::vector<UniqueFd> unwanted;
+  const ssize_t n = receive_message(fd_.get(), bytes, descriptors ? descriptors : &unwanted);
   if (n < 0) {
     if (would_block(errno)) return 0;
     if (peer_gone(errno)) return std::nullopt;
     fail_errno("receiving on socket ", fd_.get());
   }
-  // Own every descriptor before anything can throw.
-  std::array<UniqueFd, kMaxDescriptors> received;
-  std::size_t count = 0;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t size = header->cmsg_len - CMSG_LEN(0);
-    for (std::size_t at = 0; at < size; at += sizeof(int)) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + at, sizeof fd);
-      received[count++].reset(fd);
-    }
-  }
-  if (message.msg_flags & MSG_CTRUNC) {
-    fail(ErrorKind::kResource,
-         "descriptors were lost in passing: this process has too many open files (raise the limit "
-         "with ulimit -n)");
-  }
-  if (count > 0 && !descriptors) {
-    fail(ErrorKind::kInvalidArgument, "the peer sent ", count,
+  if (!unwanted.empty()) {
+    fail(ErrorKind::kInvalidArgument, "the peer sent ", unwanted.size(),
          " descriptors where none were expected");
   }
-  for (std::size_t i = 0; i < count; ++i) descriptors->push_back(std::move(received[i]));
   if (n == 0 && !bytes.empty()) return std::nullopt;
   return static_cast<std::size_t>(n);
 }

@@ -103,6 +103,15 @@ class Listener {
   unsigned generation_;      // fork_generation() of the process that made it
 };
 
+// One sendmsg or recvmsg on a Unix socket of any type, with up to 253 descriptors. Does not wait,
+// and is not interrupted by signals. -1: see errno.
+ssize_t send_message(int socket, std::span<const std::byte> bytes,
+                     std::span<const int> descriptors);
+// Descriptors are appended; without `descriptors` they are not asked for. kResource if some are
+// lost.
+ssize_t receive_message(int socket, std::span<std::byte> bytes, std::vector<UniqueFd>* descriptors,
+                        int flags = 0);
+
 // Waits until `fd` has one of `events` (POLLIN, POLLOUT). False at the deadline.
 bool wait_ready(int fd, short events, const Deadline& deadline);
 

@@ -4,18 +4,12 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <cstring>
 
 #include "base/error.h"
+#include "os/socket.h"
 
 namespace convoy::share {
 namespace {
-
-constexpr std::uint64_t kMagic = 0x3145524f54535643;  // "CVSTORE1"
-
-struct Control {
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> bytes{};
-};
 
 void set_peek_offset(int socket, int offset) {
   if (::setsockopt(socket, SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) < 0) {
@@ -56,28 +50,15 @@ bool DescriptorStore::has_writers() const {
 }
 
 void DescriptorStore::add(const Entry& entry, int descriptor) const {
-  Entry said = entry;
-  said.magic = kMagic;
-  iovec body{&said, sizeof said};
-  Control control;
-  msghdr message{};
-  message.msg_iov = &body;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes.data();
-  message.msg_controllen = control.bytes.size();
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof descriptor);
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  while (::sendmsg(writer_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == ETOOMANYREFS) {
-      fail(ErrorKind::kResource, "a queue holds no more pieces of memory of processes: it has ",
-           size(), " (", errno_text(errno), ")");
-    }
-    fail_errno("passing memory to a queue");
+  if (send_message(writer_.get(), std::as_bytes(std::span(&entry, 1)), {&descriptor, 1}) >= 0) {
+    return;
   }
+  if (errno == EAGAIN || errno == ETOOMANYREFS) {
+    const int code = errno;
+    fail(ErrorKind::kResource, "a queue holds no more pieces of memory of processes: it has ",
+         size(), " (", errno_text(code), ")");
+  }
+  fail_errno("passing memory to a queue");
 }
 
 // The one at this place, with a descriptor of it if that is asked for.
@@ -85,36 +66,16 @@ std::optional<DescriptorStore::Entry> DescriptorStore::look(std::size_t index,
                                                             UniqueFd* descriptor) const {
   set_peek_offset(reader_.get(), static_cast<int>(index * sizeof(Entry)));
   Entry entry;
-  iovec body{&entry, sizeof entry};
-  Control control;
-  msghdr message{};
-  message.msg_iov = &body;
-  message.msg_iovlen = 1;
-  if (descriptor) {
-    message.msg_control = control.bytes.data();
-    message.msg_controllen = control.bytes.size();
-  }
-  ssize_t got = 0;
-  do {
-    got = ::recvmsg(reader_.get(), &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  std::vector<UniqueFd> received;
+  const ssize_t got = receive_message(reader_.get(), std::as_writable_bytes(std::span(&entry, 1)),
+                                      descriptor ? &received : nullptr, MSG_PEEK);
   // 0: as EAGAIN, where nobody can put in any more.
   if (got == 0 || (got < 0 && errno == EAGAIN)) return std::nullopt;
   if (got < 0) fail_errno("looking into the store of descriptors of a queue");
-  if (descriptor) {
-    const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    if (header && header->cmsg_type == SCM_RIGHTS) {
-      int received = -1;
-      std::memcpy(&received, CMSG_DATA(header), sizeof received);
-      descriptor->reset(received);
-    }
-    if (!*descriptor) {
-      fail(ErrorKind::kResource, "this process has too many descriptors open to receive memory");
-    }
-  }
-  if (got != sizeof entry || entry.magic != kMagic) {
+  if (got != sizeof entry || entry.magic != Entry::kMagic || (descriptor && received.empty())) {
     fail(ErrorKind::kPeerLost, "the store of descriptors of a queue is damaged");
   }
+  if (descriptor) *descriptor = std::move(received[0]);
   return entry;
 }
 

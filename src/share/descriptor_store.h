@@ -18,7 +18,9 @@ namespace convoy::share {
 class DescriptorStore {
  public:
   struct Entry {
-    std::uint64_t magic = 0;
+    static constexpr std::uint64_t kMagic = 0x3145524f54535643;  // "CVSTORE1"
+
+    std::uint64_t magic = kMagic;
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
     std::uint64_t bytes = 0;

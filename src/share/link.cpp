@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "base/error.h"
 #include "os/machine.h"
@@ -42,11 +41,11 @@ Link::~Link() { close(); }
 
 void Link::close() noexcept {
   if (closed_.exchange(true)) return;
-  if (socket_ && !lost()) {
-    const LinkFrame frame{.type = LinkFrame::kBye};
+  Socket& socket = socket_.socket();
+  if (socket && !lost()) {
     const std::scoped_lock lock(socket_mutex_);
     try {
-      socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+      socket_.try_send({.type = LinkFrame::kBye});
     } catch (const Error&) {
       // The end of the stream says as much.
     }
@@ -56,9 +55,9 @@ void Link::close() noexcept {
     // The peer hears of it, and of its own end we still hear: what it has not received is kept for
     // it as long as it is there. A thread of ours that sleeps on the socket hears of no less.
     if (polling_) {
-      socket_.shutdown();
-    } else if (socket_) {
-      ::shutdown(socket_.fd(), SHUT_WR);
+      socket.shutdown();
+    } else if (socket) {
+      ::shutdown(socket.fd(), SHUT_WR);
     }
   }
   pumped_.notify_all();
@@ -78,7 +77,7 @@ UniqueFd Link::release() {
          "a channel can be passed on only before it was used, and only once");
   }
   closed_.store(true);
-  return socket_.release();
+  return socket_.socket().release();
 }
 
 std::string Link::peer() const {
@@ -115,13 +114,11 @@ void Link::greet(const Deadline& deadline) {
 }
 
 void Link::send_frame(const LinkFrame& frame, int descriptor, const Deadline& deadline) {
-  const auto bytes = std::as_bytes(std::span(&frame, 1));
   const auto fds = descriptor < 0 ? std::span<const int>() : std::span(&descriptor, 1);
   for (;;) {
     try {
       const std::scoped_lock lock(socket_mutex_);
-      // Small enough to go as a whole or not at all.
-      return socket_.send(bytes, Deadline::after(std::chrono::seconds(0)), fds);
+      return socket_.send(frame, Deadline::after(std::chrono::seconds(0)), fds);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kPeerLost) break;
       const bool full = error.kind() == ErrorKind::kTimeout;
@@ -139,7 +136,7 @@ void Link::send_frame(const LinkFrame& frame, int descriptor, const Deadline& de
       pump_if_idle();
     }
     if (lost()) return;  // the caller finds out
-    pollfd item{socket_.fd(), POLLOUT, 0};
+    pollfd item{socket_.socket().fd(), POLLOUT, 0};
     ::poll(&item, 1, 1);
   }
   const std::scoped_lock lock(pump_mutex_);
@@ -148,14 +145,11 @@ void Link::send_frame(const LinkFrame& frame, int descriptor, const Deadline& de
 
 void Link::wake_peer(std::atomic<std::uint32_t>& sleeps) {
   if (sleeps.load(std::memory_order_seq_cst) == 0 || sleeps.exchange(0) == 0) return;
-  const LinkFrame frame{.type = LinkFrame::kWake};
-  bool gone = false;
   {
     const std::scoped_lock lock(socket_mutex_);
     // A full socket wakes it as well.
-    gone = !socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+    if (socket_.try_send({.type = LinkFrame::kWake})) return;
   }
-  if (!gone) return;
   const std::scoped_lock lock(pump_mutex_);
   lose(kGone);
 }
@@ -168,24 +162,13 @@ void Link::lose(const std::string& why, ErrorKind kind) {
 }
 
 void Link::take(const LinkFrame& frame) {
-  const auto want = [&](std::size_t count) {
-    if (descriptors_.size() != count) {
-      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors where ", count,
-           " belong");
-    }
-  };
-  if (frame.magic != LinkFrame::kMagic) fail(ErrorKind::kInvalidArgument, "bad magic");
-  if (frame.type == LinkFrame::kWake) return want(0);
-  if (frame.type == LinkFrame::kBye) {
-    bye_ = true;
-    return want(0);
-  }
-  if (frame.type == LinkFrame::kHello) {
-    want(1);
+  if (frame.type == LinkFrame::kWake || frame.type == LinkFrame::kBye) {
+    bye_ = bye_ || frame.type == LinkFrame::kBye;
+    socket_.take_descriptors(0, 0);
+  } else if (frame.type == LinkFrame::kHello) {
     if (has_ring_) fail(ErrorKind::kInvalidArgument, "a second greeting");
     require_own_domain(std::uint64_t{frame.index} << 32 | frame.kind, "this channel");
-    in_ = Ring::adopt(std::move(descriptors_[0]), frame.bytes);
-    descriptors_.clear();
+    in_ = Ring::adopt(socket_.take_descriptor(), frame.bytes);
     peer_ = frame.process;
     if (peer_ != own_process_word()) {
       // Opened before the look at its start time: so it is that process's, or is not kept. Then the
@@ -201,24 +184,21 @@ void Link::take(const LinkFrame& frame) {
     const auto kind = static_cast<Region::Kind>(frame.kind);
     if (kind == Region::Kind::kPool || kind == Region::Kind::kPlain ||
         kind == Region::Kind::kOutside) {
-      want(1);
       // What its owner has given up is unmapped here too.
       std::erase_if(regions_, [](const auto& known) {
         return known.second->book() && known.second->book().head().retired.load() != 0;
       });
-      regions_.emplace(next_region_++,
-                       Depot::instance().adopt(std::move(descriptors_[0]), frame.bytes, kind));
-      descriptors_.clear();
+      auto region = Depot::instance().adopt(socket_.take_descriptor(), frame.bytes, kind);
+      regions_.emplace(next_region_++, std::move(region));
     } else {
       fail(ErrorKind::kInvalidArgument, "memory of unknown kind ", frame.kind);
     }
   } else if (frame.type == LinkFrame::kDescriptor) {
-    want(1);
     if (frame.index != next_passed_ || passed_.size() >= kMostPassed) {
       fail(ErrorKind::kInvalidArgument, "descriptor ", frame.index, " after ", next_passed_);
     }
-    passed_.emplace(next_passed_++, std::move(descriptors_[0]));
-    descriptors_.clear();
+    passed_.emplace(next_passed_, socket_.take_descriptor());
+    ++next_passed_;
   } else {
     fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
   }
@@ -229,22 +209,8 @@ void Link::pump() {
   if (drained_) return;
   // Also of a peer that is known to be gone: what it sent counts.
   try {
-    for (;;) {
-      std::array<std::byte, sizeof(LinkFrame)> buffer;
-      const auto room = std::span(buffer).first(sizeof(LinkFrame) - partial_.size());
-      const auto got = socket_.try_receive(room, &descriptors_);
-      if (!got) {
-        drained_ = true;
-        break;
-      }
-      if (*got == 0) break;
-      partial_.insert(partial_.end(), buffer.begin(), buffer.begin() + static_cast<long>(*got));
-      if (partial_.size() < sizeof(LinkFrame)) continue;
-      LinkFrame frame;
-      std::memcpy(&frame, partial_.data(), sizeof frame);
-      partial_.clear();
-      take(frame);
-    }
+    while (const auto frame = socket_.try_receive()) take(*frame);
+    drained_ = socket_.ended();
   } catch (const Error& error) {
     drained_ = true;
     const bool other_namespace = error.kind() == ErrorKind::kUnsupported;
@@ -294,7 +260,7 @@ bool Link::sleep(const Deadline& deadline, Ready ready) {
       continue;
     }
     polling_ = true;
-    std::array<pollfd, 2> items{pollfd{socket_.fd(), POLLIN, 0}, pollfd{pidfd_.get(), POLLIN, 0}};
+    std::array<pollfd, 2> items{pollfd{descriptor(), POLLIN, 0}, pollfd{pidfd_.get(), POLLIN, 0}};
     const nfds_t count = pidfd_ ? 2 : 1;
     lock.unlock();
     ::poll(items.data(), count, deadline.poll_timeout_ms());

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "convoy/error.h"
-#include "os/socket.h"
+#include "os/frame_socket.h"
 #include "share/region.h"
 #include "share/ring.h"
 
 namespace convoy::share {
 
-// What goes over the socket of a link. Fixed size, so that a reader never has to guess a length.
+// What goes over the socket of a link.
 struct LinkFrame {
   enum Type : std::uint32_t {
     kHello = 1,       // with the sender's ring
@@ -76,7 +76,7 @@ class Link {
   bool look();  // asks, if the link is used; false: it is gone
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   std::string peer() const;  // for messages: "pid 123", "its peer"
-  int descriptor() const { return socket_.fd(); }
+  int descriptor() const { return socket_.socket().fd(); }
 
  private:
   void greet(const Deadline& deadline);
@@ -97,7 +97,7 @@ class Link {
   [[noreturn]] void fail_lost(const char* operation);
   void check_open(const char* operation) const;
 
-  Socket socket_;
+  FrameSocket<LinkFrame> socket_;
   std::atomic<bool> lost_{false};    // written under pump_mutex_
   std::atomic<bool> closed_{false};  // by close()
   std::atomic<bool> greeted_{false};
@@ -124,8 +124,6 @@ class Link {
   bool drained_ = false;  // the socket has no more
   std::string why_lost_;
   ErrorKind lost_kind_ = ErrorKind::kPeerLost;
-  std::vector<std::byte> partial_;
-  std::vector<UniqueFd> descriptors_;
   // Of the peer, by number. Memory of kOutside is introduced for each message, and taken out by it.
   std::unordered_map<std::uint32_t, std::shared_ptr<Region>> regions_;
   std::uint32_t next_region_ = 0;

@@ -25,21 +25,23 @@
 #include "base/log.h"
 #include "convoy/queue.h"
 #include "os/fork_guard.h"
+#include "os/frame_socket.h"
 #include "os/process.h"
 #include "share/shared.h"
 
 namespace convoy::share {
 namespace {
 
-constexpr std::size_t kMostDescriptors = 8;
+constexpr std::uint64_t kMostDescriptors = 8;
 constexpr auto kOfferPatience = std::chrono::seconds(2);  // with who accepts and says nothing
 constexpr auto kLockPatience = std::chrono::seconds(10);
-constexpr int kPauseMs = 100;                            // after a shortage of descriptors
-constexpr std::uint64_t kOfferMagic = 0x315245464f5643;  // "CVOFER1"
+constexpr int kPauseMs = 100;  // after a shortage of descriptors
 
 // What follows a connection to an offer, with the descriptors.
 struct OfferFrame {
-  std::uint64_t magic = kOfferMagic;
+  static constexpr std::uint64_t kMagic = 0x315245464f5643;  // "CVOFER1"
+
+  std::uint64_t magic = kMagic;
   std::uint64_t descriptors = 0;
 };
 
@@ -140,7 +142,7 @@ class Shared::Impl::Offer {
       }
       if (items[0].revents != 0) return;
       try {
-        if (auto socket = listener_.try_accept()) give(*socket);
+        if (auto socket = listener_.try_accept()) give(std::move(*socket));
         short_of_descriptors = false;
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::kPeerLost) continue;  // it only looked whether this lives
@@ -150,11 +152,11 @@ class Shared::Impl::Offer {
       }
     }
   }
-  void give(Socket& socket) const {
+  void give(Socket socket) const {
     socket.require_same_user();
-    const OfferFrame frame{.descriptors = descriptors_.size()};
-    socket.send(std::as_bytes(std::span(&frame, 1)), Deadline::after(std::chrono::seconds(1)),
-                descriptors_);
+    FrameSocket<OfferFrame>(std::move(socket))
+        .send({.descriptors = descriptors_.size()}, Deadline::after(std::chrono::seconds(1)),
+              descriptors_);
   }
 
   const std::string folder_;
@@ -190,17 +192,16 @@ std::optional<Socket> try_connect(const std::string& path, const Deadline& deadl
   }
 }
 
-// False: whoever listened is gone. kTimeout.
-bool receive_offer(Socket& socket, const Deadline& deadline, OfferFrame& frame,
-                   std::vector<UniqueFd>& received) {
-  try {
-    socket.require_same_user();
-    socket.receive(std::as_writable_bytes(std::span(&frame, 1)), deadline, &received);
-    return true;
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kPeerLost) return false;
-    throw;
-  }
+// The object's descriptors. nullopt: whoever listened is gone. kTimeout.
+std::optional<std::vector<UniqueFd>> receive_offer(Socket socket, const Deadline& deadline) try {
+  socket.require_same_user();
+  FrameSocket<OfferFrame> frames(std::move(socket));
+  const std::uint64_t count = frames.receive(deadline).descriptors;
+  return frames.take_descriptors(count, std::min(count, kMostDescriptors));
+} catch (const Error& error) {
+  if (error.kind() == ErrorKind::kPeerLost) return std::nullopt;
+  if (error.kind() != ErrorKind::kInvalidArgument) throw;
+  fail(error.kind(), "open: what is offered is no object of this version: ", error.what());
 }
 
 // Nobody listens there. A process that is killed may accept connections for a moment more.
@@ -210,9 +211,7 @@ bool is_dead(const std::string& path) {
     for (;;) {
       auto socket = try_connect(path, until);
       if (!socket) return true;
-      OfferFrame frame;
-      std::vector<UniqueFd> received;
-      if (receive_offer(*socket, until, frame, received) || until.expired()) return false;
+      if (receive_offer(std::move(*socket), until) || until.expired()) return false;
       ::poll(nullptr, 0, 1);
     }
   } catch (const Error&) {
@@ -281,28 +280,21 @@ Shared open(const std::string& name, const Deadline& deadline) {
   for (;;) {
     std::string silent;  // who has the name and says nothing
     pid_t owner = 0;
-    OfferFrame frame;
-    std::vector<UniqueFd> received;
-    bool got = false;
+    std::optional<std::vector<UniqueFd>> received;
     try {
       const auto patience = at_most(deadline, kOfferPatience);
       auto socket = try_connect(path, patience);
       if (socket) owner = socket->peer().pid;
       silent = socket ? concat("pid ", owner) : "";
-      got = socket && receive_offer(*socket, patience, frame, received);
-      if (!got) silent.clear();
+      if (socket) received = receive_offer(std::move(*socket), patience);
+      if (!received) silent.clear();
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       if (silent.empty()) silent = "a process with a long queue of others that open it";
     }
-    if (got) {
-      if (frame.magic != kOfferMagic || frame.descriptors != received.size() ||
-          received.size() > kMostDescriptors) {
-        fail(ErrorKind::kInvalidArgument, "open: what is offered as ", in_quotes(name),
-             " is no object of this version");
-      }
+    if (received) {
       std::vector<int> descriptors;
-      for (UniqueFd& descriptor : received) descriptors.push_back(descriptor.release());
+      for (UniqueFd& descriptor : *received) descriptors.push_back(descriptor.release());
       return Shared::adopt(descriptors);
     }
     if (deadline.expired()) {

@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstring>
 #include <set>
 
 #include "base/error.h"
@@ -90,10 +88,11 @@ struct Fabric::Impl {
   Guarded<std::function<std::uint64_t()>> headroom{machine_headroom};
   Guarded<Connections> connections;
   struct Greeting {
-    Socket socket;
-    std::vector<std::byte> bytes = std::vector<std::byte>(sizeof(Frame));
-    std::size_t got = 0;
+    FrameSocket<Frame> frames;
     Loop::TimerId timer = 0;
+    std::optional<Frame> frame = {};
+    std::string text = {};  // of a dial, which follows
+    std::size_t got = 0;
   };
   std::map<Loop::WatchId, Greeting> greetings;  // of the watch thread
   Loop::WatchId listener_watch = 0;             // of the watch thread
@@ -115,7 +114,7 @@ struct Fabric::Impl {
   void greet_on_loop(Loop::WatchId id);
   void end_greeting_on_loop(Loop::WatchId id);
   void sweep_arrived_on_loop();
-  void let_in_on_loop(const Frame& frame, const std::string& text, Socket socket);
+  void let_in_on_loop(Greeting greeting);
   Socket open_connection(const ProcessInfo& self, const ProcessInfo& other,
                          const Deadline& deadline, const std::function<void()>& check);
   void release_limbo(Memory& memory);
@@ -191,10 +190,9 @@ void Fabric::Impl::accept_on_loop() {
       const int fd = socket->fd();
       auto id = std::make_shared<Loop::WatchId>();
       *id = watch.loop().watch(fd, EPOLLIN, [this, id](std::uint32_t) { greet_on_loop(*id); });
-      auto& greeting = greetings[*id];
-      greeting.socket = std::move(*socket);
-      greeting.timer = watch.loop().call_at(Deadline::Clock::now() + kHelloTimeout,
-                                            [this, id] { end_greeting_on_loop(*id); });
+      const auto timer = watch.loop().call_at(Deadline::Clock::now() + kHelloTimeout,
+                                              [this, id] { end_greeting_on_loop(*id); });
+      greetings.emplace(*id, Greeting{FrameSocket<Frame>(std::move(*socket)), timer});
     }
   } catch (const Error& error) {
     foreign.warn("refused a connection: ", error.what());
@@ -223,33 +221,34 @@ void Fabric::Impl::end_greeting_on_loop(Loop::WatchId id) {
 void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
   Greeting& greeting = greetings.at(id);
   try {
-    const auto got = greeting.socket.try_receive(std::span(greeting.bytes).subspan(greeting.got));
-    if (!got) return end_greeting_on_loop(id);
-    greeting.got += *got;
-    if (greeting.got < greeting.bytes.size()) return;
-    Frame frame;
-    std::memcpy(&frame, greeting.bytes.data(), sizeof frame);
-    if (frame.magic == Frame::kMagic && frame.type == Frame::kHello) {
+    Socket& socket = greeting.frames.socket();
+    if (!greeting.frame) {
+      greeting.frame = greeting.frames.try_receive();
+      if (greeting.frames.ended()) return end_greeting_on_loop(id);
+      if (!greeting.frame) return;
+      greeting.frames.take_descriptors(0, 0);
+    }
+    const Frame& frame = *greeting.frame;
+    if (frame.type == Frame::kHello) {
       auto state = connections.lock();
       if (state->arrived.size() >= kMostUnclaimed) {
         fail(ErrorKind::kResource, kMostUnclaimed,
              " others wait already, and nobody asks for them");
       }
-      state->arrived[frame.process] = {std::move(greeting.socket), Deadline::after(kClaimTimeout)};
+      state->arrived[frame.process] = {std::move(socket), Deadline::after(kClaimTimeout)};
       state.unlock();
       connections.notify();
       if (!sweeping) sweep_arrived_on_loop();
-    } else if (frame.magic == Frame::kMagic && frame.type == Frame::kDial && frame.bytes != 0 &&
-               frame.bytes <= kMostText) {
-      if (greeting.bytes.size() == sizeof(Frame)) {
-        greeting.bytes.resize(sizeof(Frame) + frame.bytes);
-        return;  // the rest is there, or comes: the loop calls again
-      }
-      const std::string text(reinterpret_cast<const char*>(greeting.bytes.data()) + sizeof(Frame),
-                             frame.bytes);
-      Socket socket = std::move(greeting.socket);
+    } else if (frame.type == Frame::kDial && frame.bytes != 0 && frame.bytes <= kMostText) {
+      greeting.text.resize(frame.bytes);
+      const auto got = socket.try_receive(
+          std::as_writable_bytes(std::span(greeting.text)).subspan(greeting.got));
+      if (!got) return end_greeting_on_loop(id);
+      greeting.got += *got;
+      if (greeting.got < frame.bytes) return;
+      Greeting whole = std::move(greeting);
       end_greeting_on_loop(id);
-      return let_in_on_loop(frame, text, std::move(socket));
+      return let_in_on_loop(std::move(whole));
     } else {
       foreign.warn("closed a connection that did not greet");
     }
@@ -271,11 +270,12 @@ void Fabric::Impl::sweep_arrived_on_loop() {
 }
 
 // The text begins with a line about the process.
-void Fabric::Impl::let_in_on_loop(const Frame& frame, const std::string& text, Socket socket) try {
-  const auto door = doors.find(frame.process);
+void Fabric::Impl::let_in_on_loop(Greeting greeting) try {
+  Socket& socket = greeting.frames.socket();
+  const std::string& text = greeting.text;
+  const auto door = doors.find(greeting.frame->process);
   if (door == doors.end()) {
-    const Frame bye{.type = Frame::kBye};
-    socket.try_send(std::as_bytes(std::span(&bye, 1)));
+    greeting.frames.try_send({.type = Frame::kBye});
     return;
   }
   const std::size_t line = std::min(text.find('\n'), text.size());
@@ -298,11 +298,10 @@ void Fabric::Impl::let_in_on_loop(const Frame& frame, const std::string& text, S
 Socket Fabric::Impl::open_connection(const ProcessInfo& self, const ProcessInfo& other,
                                      const Deadline& deadline, const std::function<void()>& check) {
   if (self.id < other.id) {
-    Socket socket = Socket::connect(other.socket, deadline);
-    socket.require_same_user();
-    const Frame hello{.type = Frame::kHello, .process = self.id};
-    socket.send(std::as_bytes(std::span(&hello, 1)), deadline);
-    return socket;
+    FrameSocket<Frame> frames(Socket::connect(other.socket, deadline));
+    frames.socket().require_same_user();
+    frames.send({.type = Frame::kHello, .process = self.id}, deadline);
+    return std::move(frames.socket());
   }
   auto state = connections.lock();
   // In slices: a process that dies before it connects gives no event here.
@@ -372,8 +371,8 @@ void Fabric::close_door(const Id& door) {
 std::shared_ptr<Peer> Fabric::dial(const ProcessInfo& info, const Id& door, const std::string& text,
                                    Peer::Notes notes, const Deadline& deadline) {
   require_reachable(info);
-  Socket socket = Socket::connect(info.socket, deadline);
-  socket.require_same_user();
+  FrameSocket<Frame> frames(Socket::connect(info.socket, deadline));
+  frames.socket().require_same_user();
   UniqueFd pidfd = open_pidfd(info.pid);
   const int code = errno;
   if (liveness_of(info.pid, info.start_time) == Liveness::kDead) {
@@ -383,10 +382,9 @@ std::shared_ptr<Peer> Fabric::dial(const ProcessInfo& info, const Id& door, cons
     fail(errno_kind(code), "watching pid ", info.pid, " by a pidfd: ", errno_text(code));
   }
   const std::string all = concat(self_.encode(), "\n", text);
-  const Frame frame{.type = Frame::kDial, .process = door, .bytes = all.size()};
-  socket.send(std::as_bytes(std::span(&frame, 1)), deadline);
-  socket.send(std::as_bytes(std::span(all)), deadline);
-  auto peer = std::make_shared<Peer>(info, std::move(socket), std::move(pidfd));
+  frames.send({.type = Frame::kDial, .process = door, .bytes = all.size()}, deadline);
+  frames.socket().send(std::as_bytes(std::span(all)), deadline);
+  auto peer = std::make_shared<Peer>(info, std::move(frames.socket()), std::move(pidfd));
   peer->on_note(std::move(notes));
   impl_->connections.lock()->dialed.push_back(peer);
   impl_->watch.loop().post([this, peer] {

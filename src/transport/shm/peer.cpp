@@ -4,8 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <sstream>
 
 #include "base/error.h"
@@ -105,7 +103,7 @@ std::shared_ptr<const Segment> Peer::keep(SegmentId id) {
 void Peer::send(const Frame& frame, std::span<const int> descriptors) {
   const std::lock_guard lock(send_mutex_);
   try {
-    socket_.send(std::as_bytes(std::span(&frame, 1)), Deadline::after(kSendTimeout), descriptors);
+    socket_.send(frame, Deadline::after(kSendTimeout), descriptors);
   } catch (const Error& error) {
     // A peer that is gone needs nothing; the watch thread finds out by itself.
     if (error.kind() != ErrorKind::kPeerLost) throw;
@@ -123,8 +121,7 @@ bool Peer::try_note(std::uint64_t number, std::uint64_t bytes, int descriptor, c
   const Frame frame{.type = Frame::kNote, .process = id, .segment = number, .bytes = bytes};
   const std::lock_guard lock(send_mutex_);
   try {
-    // Small enough to go as a whole or not at all.
-    socket_.send(std::as_bytes(std::span(&frame, 1)), Deadline::after(std::chrono::seconds(0)),
+    socket_.send(frame, Deadline::after(std::chrono::seconds(0)),
                  {&descriptor, descriptor < 0 ? std::size_t{0} : std::size_t{1}});
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kResource) return false;
@@ -134,20 +131,19 @@ bool Peer::try_note(std::uint64_t number, std::uint64_t bytes, int descriptor, c
 }
 
 void Peer::send_bye() noexcept {
-  const Frame frame{.type = Frame::kBye};
   const std::lock_guard lock(send_mutex_);
   try {
-    socket_.try_send(std::as_bytes(std::span(&frame, 1)));
+    socket_.try_send({.type = Frame::kBye});
   } catch (const Error&) {
     // The end of the stream says as much, a little later.
   }
-  socket_.shutdown();
+  socket_.socket().shutdown();
 }
 
 void Peer::start_on_loop(Loop& loop) {
   loop_ = &loop;
   try {
-    socket_watch_ = loop.watch(socket_.fd(), EPOLLIN, [this](std::uint32_t) { receive_on_loop(); });
+    socket_watch_ = loop.watch(descriptor(), EPOLLIN, [this](std::uint32_t) { receive_on_loop(); });
     pid_watch_ = loop.watch(pidfd_.get(), EPOLLIN, [this](std::uint32_t) { exited_on_loop(); });
   } catch (const Error& error) {
     lose_on_loop(concat("cannot be watched by this process: ", error.what()));
@@ -162,20 +158,11 @@ void Peer::stop_on_loop() {
 
 void Peer::receive_on_loop() {
   try {
-    for (;;) {
-      std::array<std::byte, sizeof(Frame)> buffer;
-      const auto room = std::span(buffer).first(sizeof(Frame) - partial_.size());
-      const auto got = socket_.try_receive(room, &descriptors_);
-      if (!got) return closed_on_loop();
-      if (*got == 0) return;
-      partial_.insert(partial_.end(), buffer.begin(), buffer.begin() + static_cast<long>(*got));
-      if (partial_.size() < sizeof(Frame)) continue;
-      Frame frame;
-      std::memcpy(&frame, partial_.data(), sizeof frame);
-      partial_.clear();
-      take_frame_on_loop(frame);
+    while (const auto frame = socket_.try_receive()) {
+      take_frame_on_loop(*frame);
       if (lost()) return;
     }
+    if (socket_.ended()) closed_on_loop();
   } catch (const Error& error) {
     const bool mine = error.kind() == ErrorKind::kResource;
     lose_on_loop(concat(mine ? "cannot be heard by this process: " : "sent something unusable: ",
@@ -184,13 +171,8 @@ void Peer::receive_on_loop() {
 }
 
 void Peer::take_frame_on_loop(const Frame& frame) {
-  if (frame.magic != Frame::kMagic) fail(ErrorKind::kInvalidArgument, "bad magic");
   if (frame.type == Frame::kSegment) {
-    if (descriptors_.size() != 1) {
-      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors with a segment");
-    }
-    Segment segment = Segment::adopt(std::move(descriptors_[0]), frame.bytes, Segment::Warm::kNo);
-    descriptors_.clear();
+    Segment segment = Segment::adopt(socket_.take_descriptor(), frame.bytes, Segment::Warm::kNo);
     segment.close_descriptor();
     const auto shared = std::make_shared<const Segment>(std::move(segment));
     state_.lock()->segments.try_emplace(frame.segment, shared);
@@ -199,13 +181,8 @@ void Peer::take_frame_on_loop(const Frame& frame) {
   } else if (frame.type == Frame::kDrop) {
     state_.lock()->segments.erase(frame.segment);
   } else if (frame.type == Frame::kNote && notes_) {
-    if (descriptors_.size() > 1) {
-      fail(ErrorKind::kInvalidArgument, descriptors_.size(), " descriptors with a note");
-    }
-    UniqueFd descriptor;
-    if (!descriptors_.empty()) descriptor = std::move(descriptors_[0]);
-    descriptors_.clear();
-    notes_(*this, frame, std::move(descriptor));
+    auto descriptors = socket_.take_descriptors(0, 1);
+    notes_(*this, frame, descriptors.empty() ? UniqueFd() : std::move(descriptors[0]));
   } else if (frame.type == Frame::kBye && notes_) {
     lose_on_loop("closed its endpoint, or the connection to it");
   } else {
@@ -256,7 +233,7 @@ void Peer::lose_on_loop(const std::string& why) {
     alarms.swap(state->alarms);
   }
   // If it lives, it hears that this side has given up, and both can connect anew.
-  socket_.shutdown();
+  socket_.socket().shutdown();
   lost_.store(true, std::memory_order_release);
   state_.notify();
   log_info("process ", info_.pid, " ", why);

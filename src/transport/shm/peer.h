@@ -14,9 +14,9 @@
 #include "base/guarded.h"
 #include "base/id.h"
 #include "base/loop.h"
+#include "os/frame_socket.h"
 #include "os/machine.h"
 #include "os/process.h"
-#include "os/socket.h"
 #include "transport/shm/arena.h"
 
 namespace convoy::shm {
@@ -46,7 +46,7 @@ class Alarm {
   virtual void ring() noexcept = 0;
 };
 
-// Bytes between processes. Fixed size, so that a reader never has to guess a length.
+// What processes send each other over their connection: see os/frame_socket.h.
 struct Frame {
   enum Type : std::uint32_t {
     kHello = 1,
@@ -56,7 +56,7 @@ struct Frame {
     kNote = 5,  // over a dialed connection, with one descriptor or none
     kBye = 6,   // the last one: the door is closed, or this connection to it
   };
-  static constexpr std::uint32_t kMagic = 0x31535643;  // "CVS1" of segments
+  static constexpr std::uint32_t kMagic = 0x31465643;  // "CVF1"
 
   std::uint32_t magic = kMagic;
   std::uint32_t type = 0;
@@ -107,7 +107,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void start_on_loop(Loop& loop);
   // Ends what start_on_loop() began. For a peer that nobody has been given.
   void abandon_on_loop(const std::string& why) { lose_on_loop(why); }
-  int descriptor() const { return socket_.fd(); }
+  int descriptor() const { return socket_.socket().fd(); }
   int pidfd() const { return pidfd_.get(); }
 
  private:
@@ -126,7 +126,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void send(const Frame& frame, std::span<const int> descriptors);
 
   const ProcessInfo info_;
-  Socket socket_;
+  FrameSocket<Frame> socket_;
   UniqueFd pidfd_;
   std::mutex send_mutex_;
   Guarded<State> state_;
@@ -138,8 +138,6 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Loop* loop_ = nullptr;
   Loop::WatchId socket_watch_ = 0;
   Loop::WatchId pid_watch_ = 0;
-  std::vector<std::byte> partial_;
-  std::vector<UniqueFd> descriptors_;
   Notes notes_;
 };
 
