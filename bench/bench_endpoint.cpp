@@ -3,13 +3,13 @@
 //   bench_endpoint convoy   an endpoint of ours; its large letters are lent (one copy, by the
 //   sender)
 //                           and placed (one copy, by the receiver, into memory that it names)
+//   bench_endpoint small    the same without large ones
 //   bench_endpoint ring     the limit: a bare ring of letters each way and a doorbell each
 //   bench_endpoint futex    the limit asleep: two wake-ups
 //   bench_endpoint memcpy   the limit of large letters: one copy into warm huge pages
 //   bench_endpoint unix     a socket pair
 //   bench_endpoint star     one process and 63 others: megabytes of memory that endpoints cost
 //                           them together, and milliseconds of processor time in an idle second
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,6 +31,7 @@
 #include "os/segment.h"
 #include "os/wait.h"
 #include "transport/shm/shm_endpoint.h"
+#include "warm_memory.h"
 
 namespace bench {
 namespace {
@@ -61,26 +62,6 @@ constexpr std::span<const std::byte> kHead(kLetter);
 }
 
 Deadline limit() { return Deadline::after(std::chrono::minutes(2)); }
-
-// Memory whose pages are there, and huge where the kernel gives them.
-class WarmMemory {
- public:
-  explicit WarmMemory(std::size_t bytes) {
-    bytes = (bytes + kHuge - 1) / kHuge * kHuge;
-    data_ = static_cast<std::byte*>(std::aligned_alloc(kHuge, bytes));
-    if (!data_) die("no memory");
-    ::madvise(data_, bytes, MADV_HUGEPAGE);
-    std::memset(data_, 1, bytes);
-  }
-  WarmMemory(const WarmMemory&) = delete;
-  WarmMemory& operator=(const WarmMemory&) = delete;
-  ~WarmMemory() { std::free(data_); }
-  std::byte* data() const { return data_; }
-
- private:
-  static constexpr std::size_t kHuge = std::size_t{2} << 20;
-  std::byte* data_;
-};
 
 std::string to_hex(const std::string& bytes) {
   std::string text;
@@ -227,6 +208,13 @@ void run_convoy() {
   cases.back().name = "large_lent";
   cases.push_back(letter_cases(placed).back());
   cases.back().name = "large_placed";
+  print_medians(cases);
+}
+
+void run_small() {
+  EndpointPipe pipe("lent");
+  auto cases = letter_cases(pipe);
+  cases.pop_back();
   print_medians(cases);
 }
 
@@ -516,6 +504,8 @@ int main(int argc, char** argv) {
   const std::string second = argc > 3 ? argv[3] : "";
   if (side == "convoy") {
     run_convoy();
+  } else if (side == "small") {
+    run_small();
   } else if (side == "ring") {
     run_pipe<RingPipe>();
   } else if (side == "futex") {
@@ -538,7 +528,7 @@ int main(int argc, char** argv) {
   } else if (side == "be_leaf") {
     be_leaf(std::stoi(first), second);
   } else {
-    std::fprintf(stderr, "usage: bench_endpoint convoy|ring|futex|memcpy|unix|star\n");
+    std::fprintf(stderr, "usage: bench_endpoint convoy|small|ring|futex|memcpy|unix|star\n");
     return 2;
   }
   return 0;

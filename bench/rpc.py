@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Calls with tensors beside PyTorch's RPC (TensorPipe), gRPC, Ray and Monarch, and beside what the machine allows.
+
+The sides take turns, round by round; the cases are those of calls.h. Records go into build/bench/rpc.json, one for
+each case and peer. A peer that is not installed is left out, and that is said. Run it through `make bench-rpc`, on a
+machine that does nothing else.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import sides
+
+BYTES = {"echo_1mb": 10**6, "echo_16mb": 16 * 10**6, "echo_100mb": 100 * 10**6}
+# (case, peer): most of the peer's time that ours may take.
+MOST = {("call", "endpoint"): 2, ("call_asleep", "tensorpipe"): 1 / 4, ("outstanding_64", "tensorpipe"): 1 / 20,
+        ("outstanding_64", "grpc"): 1 / 5}
+MOST |= {(case, "memcpy"): 1.3 for case in BYTES} | {(case, "tensorpipe"): 0.7 for case in BYTES}
+MOST_BESIDE = 2  # times the median of small calls alone
+# What bench_endpoint calls its cases: limits of ours.
+LETTERS = {"round_trip": "call", "round_trip_asleep": "call_asleep"}
+
+
+def python_side(name, environment=()):
+    return ["env", *environment, sides.venv_python(), sides.ROOT / "bench" / "peer_rpc.py", name]
+
+
+def commands(quick):
+    """Side -> command."""
+    found = {"convoy": [sides.BIN / "bench_rpc", "convoy"], "memcpy": [sides.BIN / "bench_rpc", "memcpy"],
+             "endpoint": [sides.BIN / "bench_endpoint", "small"], "tensorpipe": [sides.BIN / "bench_rpc_torch"],
+             "grpc": [sides.BIN / "bench_rpc_grpc"]}
+    if not quick:
+        found["tensorpipe python"] = python_side("torch")
+        for name in ("ray", "monarch"):
+            # Where tools/bootstrap puts them.
+            folder = sides.venv() / name
+            found[name] = python_side(name, [f"PYTHONPATH={folder}"]) if (folder / "packages").exists() else [folder]
+    for side in [side for side, command in found.items() if not Path(command[0]).exists() and command[0] != "env"]:
+        print(f"left out, not installed: {side} (tools/bootstrap peers)")
+        del found[side]
+    return {side: [*command, *(["quick"] if quick else [])] for side, command in found.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="one round, C++ only, without the 1 GB")
+    parser.add_argument("--sides", help="only these, by comma")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    file = options.json or sides.ROOT / "build" / "bench" / ("rpc_quick.json" if options.quick else "rpc.json")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ratios are our time / the peer's")
+    start = time.monotonic()
+    found = commands(options.quick)
+    if options.sides:
+        found = {side: command for side, command in found.items() if side in options.sides.split(",")}
+    times = sides.take_turns(found, options.rounds or (1 if options.quick else 3))
+    times = {(LETTERS.get(case, case), side): us for (case, side), us in times.items()}
+    ours = {case: us for (case, side), us in times.items() if side == "convoy"}
+    records = [sides.record("rpc", "call", ours[case], side, us, path=case, ranks=2, size=BYTES.get(case, 8))
+               for (case, side), us in times.items() if side != "convoy" and case in ours]
+    if "call_beside_1gb" in ours:
+        records.append(sides.record("rpc", "call", ours["call_beside_1gb"], "alone", ours["call_single"],
+                                    path="call_beside_1gb", ranks=2, size=8))
+    sides.write_records(records, file)
+    missed = show(times, ours, records)
+    print(f"\n{len(records)} records in {file}, {time.monotonic() - start:.0f} s")
+    return 1 if missed else 0
+
+
+def show(times, ours, records):
+    """Prints everything; how many bars were missed."""
+    for case in dict.fromkeys(case for case, _ in times):
+        print(f"{case:16} " + "   ".join(f"{side} {us:.2f} us" for (each, side), us in times.items() if each == case))
+    print("\nBars:")
+    missed = 0
+    for (case, peer), most in MOST.items():
+        ratios = [1 / r["ratio"] for r in records if r["path"] == case and r["peer"] == peer]
+        if not ratios:
+            print(f"  not measured: {case} beside {peer}")
+            continue
+        missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s time (bar {most:.3f})")
+    if "call_beside_1gb" in ours:
+        ratio = ours["call_beside_1gb"] / ours["call_single"]
+        missed += sides.bar(ratio < MOST_BESIDE, f"small calls beside 1 GB: {ratio:.2f} of those alone (bar {MOST_BESIDE})")
+    return missed
+
+
+if __name__ == "__main__":
+    sides.exit_with(main)
