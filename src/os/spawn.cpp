@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "os/fork_guard.h"
@@ -222,12 +223,6 @@ pid_t fork_child(const Launch& launch) {
   return pid;
 }
 
-UniqueFd require_pidfd(pid_t pid) {
-  UniqueFd fd = open_pidfd(pid);
-  if (!fd) fail_errno("opening a pidfd of process ", pid, " (Linux 5.3 or newer is needed)");
-  return fd;
-}
-
 }  // namespace
 
 ChildProcess ChildProcess::spawn(const SpawnOptions& options) {
@@ -246,7 +241,16 @@ ChildProcess ChildProcess::spawn(const SpawnOptions& options) {
   child.pid_ = fork_child(launch);
   child.own_group_ = options.own_process_group;
   if (child.own_group_) setpgid(child.pid_, child.pid_);  // also here: whoever is first
-  child.pidfd_ = require_pidfd(child.pid_);
+  child.pidfd_ = open_pidfd(child.pid_);
+  if (!child.pidfd_) {
+    if (errno == ESRCH) {
+      const pid_t gone = std::exchange(child.pid_, -1);  // not ours to kill: it may be another's
+      fail(ErrorKind::kInternal, "starting process ", gone,
+           ": it ended, and somebody else took its exit status (is SIGCHLD ignored in this "
+           "program?)");
+    }
+    fail_errno("opening a pidfd of process ", child.pid_, " (Linux 5.3 or newer is needed)");
+  }
   report.close_write_end();
   if (const auto failure = report.receive()) {
     child.wait(Deadline::never());
