@@ -15,6 +15,7 @@ enum class ErrorKind {
   kResource,         // memory, descriptors: free some or raise the limit
   kRemote,           // the other side's handler threw
   kInternal,         // a bug of ours
+  kCancelled,        // somebody on this side asked for it to end
 };
 
 // "invalid argument", "timeout", ...

@@ -13,6 +13,7 @@ std::string_view to_string(ErrorKind kind) {
     case ErrorKind::kResource: return "out of resources";
     case ErrorKind::kRemote: return "remote error";
     case ErrorKind::kInternal: return "internal error";
+    case ErrorKind::kCancelled: return "cancelled";
   }
   return "unknown error";
 }

@@ -210,6 +210,9 @@ class Endpoint {
   // needs to run for one to arrive. Whoever makes ready() true outside of an Inbox's calls for
   // replies and losses must wake() after it. False: the deadline passed and ready() is false.
   virtual bool wait(const Deadline& deadline, FunctionRef<bool()> ready) = 0;
+  // The thread that serves does not come back soon from the call of the inbox in which it is: another
+  // one serves from now on, and that one only ends its call. Of any thread.
+  virtual void hand_over() {}
   // Threads in wait() look at ready() again. Costs nothing while none sleeps.
   virtual void wake() noexcept = 0;
 

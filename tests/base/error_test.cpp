@@ -15,10 +15,11 @@ TEST(ErrorTest, KindsHaveNamesOfTheirOwn) {
   std::set<std::string_view> names;
   for (const auto kind :
        {ErrorKind::kInvalidArgument, ErrorKind::kUnsupported, ErrorKind::kTimeout,
-        ErrorKind::kPeerLost, ErrorKind::kResource, ErrorKind::kRemote, ErrorKind::kInternal}) {
+        ErrorKind::kPeerLost, ErrorKind::kResource, ErrorKind::kRemote, ErrorKind::kInternal,
+        ErrorKind::kCancelled}) {
     names.insert(to_string(kind));
   }
-  EXPECT_EQ(names.size(), 7u);
+  EXPECT_EQ(names.size(), 8u);
   EXPECT_EQ(to_string(static_cast<ErrorKind>(99)), "unknown error");
 }
 

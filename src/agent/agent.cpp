@@ -1,0 +1,380 @@
+// Agents: how workers meet and know each other. Their calls are in agent_calls.cpp, others' in
+// agent_serve.cpp.
+#include "agent/agent.h"
+
+#include <algorithm>
+
+#include "agent/agent_impl.h"
+#include "agent/peer.h"
+#include "base/duration.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/wire.h"
+#include "os/memory_pool.h"
+#include "transport/shm/shm_endpoint.h"
+
+namespace convoy::agent {
+namespace {
+
+using namespace std::chrono_literals;
+
+// When a greeting that was not answered is repeated.
+constexpr auto kHelloAgain = 50ms;
+// Pieces from this size on arrive in memory of their own.
+constexpr std::size_t kLeastPlaced = 1025;
+
+void check_name(const std::string& name) {
+  const auto allowed = [](char letter) {
+    return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+           (letter >= '0' && letter <= '9') || letter == '_' || letter == '-' || letter == ':';
+  };
+  if (!name.empty() && name.size() <= kMostName && std::all_of(name.begin(), name.end(), allowed)) {
+    return;
+  }
+  fail(ErrorKind::kInvalidArgument, "a worker cannot have the name ", in_quotes(name),
+       ": names have 1 to ", kMostName, " letters, digits, '_', '-' or ':'");
+}
+
+std::string member_key(std::size_t rank) { return concat("worker/", rank); }
+
+}  // namespace
+
+Agent::Agent(const AgentOptions& options)
+    : options_(options),
+      call_timeout_(options.call_timeout),
+      life_(std::make_shared<AgentLife>(*this)),
+      functions_(std::make_unique<Functions>()),
+      gathers_(std::make_unique<Gathers>()),
+      placed_(std::make_unique<Placed>()),
+      executor_(options.threads, options.start_thread) {
+  check_name(options.name);
+  if (options.call_timeout < 0ns) {
+    fail(ErrorKind::kInvalidArgument, "timeout must be >= 0, got ",
+         format_duration(options.call_timeout));
+  }
+  add_handlers(options.handlers);
+  auto make = options.make_endpoint;
+  if (!make) make = [](transport::Inbox& inbox) { return shm::make_shm_endpoint(inbox); };
+  if (options.most_inline > 0ns && !options.start_thread) tick_ = std::make_unique<Tick>(*this);
+  owned_endpoint_ = make(*this);
+  endpoint_ = owned_endpoint_.get();
+}
+
+Agent::~Agent() {
+  abort();
+  executor_.stop();
+  life_->end();
+  tick_.reset();
+  owned_endpoint_.reset();
+  for (Request* const request : *spare_requests_.lock()) delete request;
+}
+
+void Agent::meet(Store& store, int size, const Deadline& deadline) {
+  const auto count = static_cast<std::size_t>(std::max(size, 1));
+  if (options_.rank >= count) {
+    fail(ErrorKind::kInvalidArgument, "rank ", options_.rank, " of ", count, " workers");
+  }
+  // Whoever comes first names the session.
+  const std::string proposal = Id::random().to_string();
+  const Id session = Id::parse(store.compare_set("session", "", proposal));
+  std::string self;
+  WireWriter writer(self);
+  writer.put_sized<std::uint16_t>(options_.name);
+  writer.put_sized<std::uint32_t>(address().encode());
+  store.set(member_key(options_.rank), self);
+  std::vector<Member> members;
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    const std::string text = store.get(member_key(rank), deadline);
+    WireReader reader(text, "entry of a worker");
+    Member member;
+    member.name = reader.take_sized<std::uint16_t>();
+    member.address = transport::Address::decode(std::string(reader.take_sized<std::uint32_t>()));
+    reader.end();
+    members.push_back(std::move(member));
+  }
+  admit(session, members);
+}
+
+void Agent::admit(const Id& session, std::span<const Member> members) {
+  CONVOY_CHECK(!met_.load() && options_.rank < members.size());
+  std::map<std::string, WorkerId, std::less<>> names;
+  for (const Member& member : members) {
+    check_name(member.name);
+    const auto id = static_cast<WorkerId>(&member - members.data());
+    const auto [other, added] = names.emplace(member.name, id);
+    if (!added) {
+      fail(ErrorKind::kInvalidArgument, "the name ", in_quotes(member.name), " of worker ", id,
+           " is not unique: worker ", other->second, " has it, too");
+    }
+  }
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (const Member& member : members) {
+    peers.push_back(std::make_unique<Peer>(
+        Worker{member.name, static_cast<WorkerId>(&member - members.data())}, member.address));
+  }
+  session_ = session;
+  peers_ = std::move(peers);
+  names_ = std::move(names);
+  std::vector<EarlyHello> early;
+  {
+    auto held = early_.lock();
+    met_.store(true, std::memory_order_release);
+    early = std::exchange(*held, {});
+  }
+  for (const EarlyHello& hello : early) hear_hello(*hello.remote, hello.head, hello.table);
+}
+
+// --- workers ---
+
+Peer& Agent::peer(WorkerId worker) const {
+  if (!met_.load(std::memory_order_acquire)) {
+    fail(ErrorKind::kInvalidArgument, "the agent of ", in_quotes(options_.name),
+         " has not met the other workers yet");
+  }
+  if (worker >= peers_.size()) {
+    fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ", worker,
+         "; the session has ", peers_.size());
+  }
+  return *peers_[worker];
+}
+
+const Worker& Agent::self() const { return peer(options_.rank).worker; }
+
+const Worker& Agent::worker(std::string_view name) const {
+  const auto found = names_.find(name);
+  if (found != names_.end()) return peers_[found->second]->worker;
+  std::string others;
+  for (std::size_t i = 0; i < peers_.size() && i < 8; ++i) {
+    others += concat(i == 0 ? "" : ", ", peers_[i]->worker.name);
+  }
+  if (peers_.size() > 8) others += ", ...";
+  fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ",
+       in_quotes(name), "; there are ", others);
+}
+
+const Worker& Agent::worker(std::int64_t rank) const {
+  if (rank >= 0 && static_cast<std::uint64_t>(rank) < peers_.size()) {
+    return peers_[static_cast<std::size_t>(rank)]->worker;
+  }
+  fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ", rank,
+       "; ranks are 0 to ", peers_.size() - 1);
+}
+
+std::vector<Worker> Agent::workers() const {
+  std::vector<Worker> workers;
+  for (const auto& known : peers_) workers.push_back(known->worker);
+  return workers;
+}
+
+bool Agent::is_lost(WorkerId worker) const {
+  Peer& known = peer(worker);
+  const std::scoped_lock lock(known.mutex);
+  return known.lost || known.left;
+}
+
+// --- connections ---
+
+void Agent::connect(Peer& peer) {
+  try {
+    transport::Remote& remote = endpoint_->remote(peer.address);
+    {
+      const std::scoped_lock lock(peer.mutex);
+      if (peer.open || peer.lost) return;
+      remote.user.store(&peer, std::memory_order_release);
+      peer.remote.store(&remote, std::memory_order_release);
+      peer.hello_again = now() + kHelloAgain;
+    }
+    say_hello(peer, /*asks=*/true);
+    arm(now() + kHelloAgain);
+  } catch (const Error& error) {
+    lose(peer, error);
+  }
+}
+
+// Nothing is kept if there is no room: what is not answered is said again.
+void Agent::say_hello(Peer& peer, bool asks) {
+  transport::Remote* const remote = peer.remote.load(std::memory_order_acquire);
+  if (!remote) return;
+  Hello hello{.session = session_, .worker = options_.rank, .name = options_.name, .asks = asks};
+  {
+    const std::scoped_lock lock(peer.mutex);
+    hello.knows = peer.known;
+  }
+  const std::string head = encode_hello(hello);
+  const std::string table = encode_table(functions_->table());
+  const Piece piece{std::as_bytes(std::span(table))};
+  remote->try_send({.kind = static_cast<transport::LetterKind>(LetterType::kHello),
+                    .head = std::as_bytes(std::span(head)),
+                    .pieces = {&piece, 1}});
+}
+
+void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> head,
+                       std::span<const std::byte> table) {
+  {
+    auto early = early_.lock();
+    if (!met_.load(std::memory_order_acquire)) {
+      early->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
+      return;
+    }
+  }
+  Hello hello = decode_hello(head, table);
+  // The address is the endpoint's own word, and the store told us whose it is.
+  if (hello.session != session_ || hello.worker >= peers_.size() ||
+      peers_[hello.worker]->worker.name != hello.name ||
+      peers_[hello.worker]->address != remote.address()) {
+    fail(ErrorKind::kInvalidArgument, "it is no worker of this session");
+  }
+  Peer& peer = *peers_[hello.worker];
+  {
+    const std::scoped_lock lock(peer.mutex);
+    if (peer.lost) return;
+    peer.table = std::move(hello.table);
+    peer.by_name.clear();
+    for (std::size_t i = 0; i < peer.table.size(); ++i) {
+      peer.by_name.emplace(peer.table[i].name, static_cast<std::uint32_t>(i));
+    }
+    peer.places.clear();
+    peer.known = true;
+    peer.open = peer.open || hello.knows;
+    remote.user.store(&peer, std::memory_order_release);
+    peer.remote.store(&remote, std::memory_order_release);
+  }
+  if (hello.asks) say_hello(peer, /*asks=*/false);
+  flush(peer);
+}
+
+// --- what arrives ---
+
+std::span<std::byte> Agent::place(transport::Remote& remote, const transport::Arrival&, std::size_t,
+                                  std::size_t bytes) noexcept {
+  if (bytes < kLeastPlaced || !remote.user.load(std::memory_order_acquire)) return {};
+  try {
+    auto& pool = MemoryPool::instance();
+    std::shared_ptr<void> memory(pool.allocate(bytes), [&pool](void* data) { pool.free(data); });
+    auto* const data = static_cast<std::byte*>(memory.get());
+    placed_->memory.lock()->emplace(data, Placed::Entry{&remote, std::move(memory)});
+    return {data, bytes};
+  } catch (const std::exception&) {
+    return {};  // the endpoint has a place for it, or says why not
+  }
+}
+
+// Parts that lie where place() said own that memory from now on.
+void Agent::adopt_parts(std::vector<Part>& parts) {
+  for (Part& part : parts) {
+    if (part.where != Part::Where::kPlaced || part.bytes.empty()) continue;
+    auto memory = placed_->memory.lock();
+    const auto found = memory->find(part.bytes.data());
+    CONVOY_CHECK(found != memory->end(), "a piece in memory that was not given");
+    part.hold = std::move(found->second.memory);
+    memory->erase(found);
+  }
+}
+
+void Agent::arrived(transport::Remote& remote, transport::Arrival&& arrival) noexcept {
+  const InboxScope scope(*this);
+  if (closed_.load(std::memory_order_acquire)) return;
+  auto* const peer = static_cast<Peer*>(remote.user.load(std::memory_order_acquire));
+  try {
+    adopt_parts(arrival.parts);
+    if (static_cast<LetterType>(arrival.kind) == LetterType::kHello) {
+      if (arrival.parts.size() != 1) fail(ErrorKind::kInvalidArgument, "a hello without its table");
+      return hear_hello(remote, arrival.head, arrival.parts[0].bytes);
+    }
+    if (!peer) fail(ErrorKind::kInvalidArgument, "it has not said who it is");
+    take_letter(*peer, arrival);
+  } catch (const std::exception& error) {
+    const std::string why = concat("it sent something unusable: ", error.what());
+    log_warn("rpc, ", options_.name, ": ", peer ? peer->worker.name : remote.name(), ": ", why);
+    if (peer) lose(*peer, Error(ErrorKind::kPeerLost, why));
+    remote.cut();
+  }
+}
+
+void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
+  switch (static_cast<LetterType>(arrival.kind)) {
+    case LetterType::kCall: return hear_call(peer, arrival);
+    case LetterType::kReply: return hear_reply(peer, arrival);
+    case LetterType::kError: return hear_error(peer, arrival);
+    case LetterType::kCancel: return hear_cancel(peer, arrival.head);
+    case LetterType::kGather: return hear_gather(peer, arrival);
+    case LetterType::kGoodbye: return lose(peer, std::nullopt);
+    case LetterType::kHello: break;
+  }
+  const auto handler = letter_handlers_.find(arrival.kind);
+  if (handler == letter_handlers_.end()) {
+    fail(ErrorKind::kInvalidArgument, "a letter of unknown kind ", arrival.kind);
+  }
+  handler->second(peer.worker, arrival.head, std::move(arrival.parts));
+}
+
+void Agent::lost(transport::Remote& remote, const Error& error) noexcept {
+  const InboxScope scope(*this);
+  if (closed_.load(std::memory_order_acquire)) return;
+  std::erase_if(*placed_->memory.lock(),
+                [&](const auto& entry) { return entry.second.remote == &remote; });
+  std::erase_if(*early_.lock(), [&](const auto& early) { return early.remote == &remote; });
+  if (auto* const peer = static_cast<Peer*>(remote.user.load(std::memory_order_acquire))) {
+    lose(*peer, error);
+  }
+}
+
+// No error: it has left by itself.
+void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
+  Ended ended;
+  std::string why;
+  {
+    const std::scoped_lock lock(peer.mutex);
+    if (peer.lost) return;
+    peer.lost = true;
+    peer.left = !error;
+    peer.open = false;
+    peer.why = error ? error->what() : "it has left the session";
+    why = concat(peer.worker.name, " is lost: ", peer.why);
+    while (Call* const call = peer.first_call) {
+      peer.unlink(*call);
+      ended.calls.emplace_back(call, failure_of(*call, ErrorKind::kPeerLost, why));
+    }
+    for (auto& queue : peer.queues) {
+      for (QueuedLetter& letter : std::exchange(queue, {})) {
+        ended.letters.emplace_back(std::move(letter.on_sent), why);
+      }
+    }
+    for (Request* request = peer.first_request; request; request = request->after_) {
+      request->cancelled_.store(true, std::memory_order_relaxed);
+    }
+  }
+  ended.tell();
+  if (error) {
+    for (const auto& handler : lost_handlers_) {
+      handler(peer.worker, Error(ErrorKind::kPeerLost, why));
+    }
+  }
+  endpoint_->wake();
+}
+
+void Agent::room(transport::Remote& remote) noexcept {
+  const InboxScope scope(*this);
+  if (closed_.load(std::memory_order_acquire)) return;
+  if (auto* const peer = static_cast<Peer*>(remote.user.load(std::memory_order_acquire))) {
+    flush(*peer);
+  }
+}
+
+// --- threads ---
+
+namespace {
+thread_local const Agent* agent_inbox = nullptr;
+}
+
+InboxScope::InboxScope(const Agent& agent) noexcept : before_(std::exchange(agent_inbox, &agent)) {}
+InboxScope::~InboxScope() { agent_inbox = before_; }
+bool InboxScope::is_here(const Agent* agent) noexcept {
+  return agent_inbox && (!agent || agent_inbox == agent);
+}
+
+bool Agent::in_own_thread() const noexcept {
+  return executor_.is_here() || InboxScope::is_here(this);
+}
+
+}  // namespace convoy::agent

@@ -1,0 +1,277 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "agent/call.h"
+#include "agent/executor.h"
+#include "agent/functions.h"
+#include "agent/request.h"
+#include "agent/stats.h"
+#include "base/function_ref.h"
+#include "base/guarded.h"
+#include "base/id.h"
+#include "convoy/deadline.h"
+#include "convoy/store.h"
+#include "transport/endpoint.h"
+
+namespace convoy::agent {
+
+struct CallHead;
+struct QueuedLetter;
+enum class LetterType : transport::LetterKind;
+
+// What to do when too much is on its way to one worker.
+enum class WhenFull {
+  kWait,   // until there is room, or the call's time is over
+  kThrow,  // kResource
+};
+
+struct AgentOptions {
+  std::string name;
+  WorkerId rank = 0;
+  // Of calls that do not say otherwise; 0: none.
+  std::chrono::nanoseconds call_timeout = std::chrono::seconds(60);
+  // Handlers that run at once.
+  int threads = 16;
+  // On their way to one worker, unanswered. One call always goes.
+  std::size_t most_calls = 8192;
+  std::size_t most_bytes = std::size_t{1} << 30;
+  WhenFull when_full = WhenFull::kWait;
+  std::vector<Handler> handlers = {};
+  // On the thread that runs a handler, before it: a clean state of the thread.
+  void (*enter_handler)() = nullptr;
+  // Functions that were seen to take less than this run on the thread that serves; 0: none do.
+  std::chrono::nanoseconds most_inline = std::chrono::microseconds(20);
+  void* user = nullptr;  // Agent::user()
+
+  // For tests: simulated and faulty endpoints, and threads of a simulation.
+  std::function<std::unique_ptr<transport::Endpoint>(transport::Inbox&)> make_endpoint = nullptr;
+  Executor::Starter start_thread = nullptr;
+};
+
+// A worker and how it is reached.
+struct Member {
+  std::string name;
+  transport::Address address;
+};
+
+// One worker of a session: calls functions of the others by number, with bytes, and runs those that
+// they call. It knows nothing of types. Each call ends once: with an answer, an error of the
+// function, a time-out, a loss, or because it was cancelled; it is executed once at most.
+//
+// Threads: all methods may be called from any thread. Handlers run on threads of a pool, short ones
+// on the thread that serves the endpoint; never on one that waits. Call::ended() is called by the
+// thread that takes the answer: mostly that which waits for it.
+//
+// docs/rpc.md has the protocol.
+class Agent final : private transport::Inbox {
+ public:
+  // Not met by anybody yet: meet() or admit().
+  explicit Agent(const AgentOptions& options);
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+  // abort(), then waits for handlers. Not in a handler, nor in Call::ended(): see in_own_thread().
+  ~Agent() override;
+
+  // Tells the others by the store, whose keys are this session's alone, and waits until all have
+  // come. kInvalidArgument for names that are bad, or not unique; kTimeout for those who did not
+  // come.
+  void meet(Store& store, int size, const Deadline& deadline);
+  const transport::Address& address() const { return endpoint_->address(); }
+  // The same without a store. By rank; this one included.
+  void admit(const Id& session, std::span<const Member> members);
+
+  // --- workers ---
+
+  const Worker& self() const;
+  // kInvalidArgument: there is none.
+  const Worker& worker(std::string_view name) const;
+  const Worker& worker(std::int64_t rank) const;
+  std::vector<Worker> workers() const;
+  bool is_lost(WorkerId worker) const;
+  void* user() const { return options_.user; }
+
+  // --- calls ---
+
+  // Throws before anything is done: kInvalidArgument (the call cannot be made, or the agent is shut
+  // down), kResource (WhenFull::kThrow). Whatever happens later comes by ended(), perhaps before
+  // this returns.
+  void start(Call& call, WorkerId to, FunctionId function, Outgoing outgoing,
+             const CallOptions& options = {});
+  // Until it is over; its own time-out sees to that.
+  void wait(Call& call);
+  // Ends it with kCancelled and tells the callee. False: it has ended, or is about to.
+  bool cancel(Call& call);
+
+  // Until ready() or the deadline, by the endpoint's clock; this thread takes answers meanwhile.
+  // Whoever makes ready() true outside of ended() must wake(). False: the deadline passed.
+  bool wait(const Deadline& deadline, FunctionRef<bool()> ready);
+  void wake() noexcept { endpoint_->wake(); }
+  Deadline::Clock::time_point now() const { return endpoint_->now(); }
+
+  std::chrono::nanoseconds call_timeout() const { return call_timeout_.load(); }
+  void set_call_timeout(std::chrono::nanoseconds timeout) { call_timeout_.store(timeout); }
+
+  // --- the other side ---
+
+  // More to be called. Those who know this worker hear of it soon.
+  void add_handlers(std::span<const Handler> handlers);
+  // Runs on the pool, as a handler does. Dropped if the agent ends before.
+  void post(std::function<void()> function);
+  // This thread is one on which handlers or Call::ended() run, and does so just now.
+  bool in_own_thread() const noexcept;
+
+  // --- letters of other layers ---
+
+  // Neither numbered nor answered; in order, if they have no large pieces. To who is lost: dropped.
+  void send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing);
+  // On the thread that serves; it must be short. Before meet().
+  using LetterHandler = std::function<void(const Worker&, std::span<const std::byte> body,
+                                           std::vector<Part>&& parts)>;
+  void on_letter(transport::LetterKind kind, LetterHandler handler);
+  // On the thread that serves. Before meet().
+  void on_lost(std::function<void(const Worker&, const Error&)> handler);
+
+  // --- all together ---
+
+  // What each of `who` gives, in their order; all of them call it with the same. Calls for the same
+  // ones pair by their order. kTimeout names those who have not come, kPeerLost who never will.
+  std::vector<std::string> all_gather(std::string_view mine, std::span<const WorkerId> who,
+                                      const Deadline& deadline);
+  void barrier(std::span<const WorkerId> who, const Deadline& deadline);
+
+  // All workers call it. Waits until no call is under way anywhere, then ends. kTimeout says who
+  // blocks, and by what; it may be called again then, or abort().
+  void shutdown(const Deadline& deadline);
+  // Calls that are under way end with kCancelled, here; others hear that this worker has left.
+  void abort() noexcept;
+  bool is_shut_down() const { return closed_.load(); }
+
+  AgentStats stats() const;
+  // What is under way: "call of my_add to worker1 since 3.2 s", "my_add for worker2 since 1 s".
+  std::vector<std::string> under_way() const;
+
+ private:
+  friend class Request;
+  struct Placed;
+  struct Gathers;
+  class Tick;
+
+  // Inbox.
+  std::span<std::byte> place(transport::Remote& remote, const transport::Arrival& arrival,
+                             std::size_t piece, std::size_t bytes) noexcept override;
+  void arrived(transport::Remote& remote, transport::Arrival&& arrival) noexcept override;
+  void lost(transport::Remote& remote, const Error& error) noexcept override;
+  void joined(transport::Remote&) noexcept override {}
+  void room(transport::Remote& remote) noexcept override;
+
+  // agent.cpp: workers, connections.
+  Peer& peer(WorkerId worker) const;
+  void connect(Peer& peer);
+  void say_hello(Peer& peer, bool asks);
+  void hear_hello(transport::Remote& remote, std::span<const std::byte> head,
+                  std::span<const std::byte> table);
+  void take_letter(Peer& peer, transport::Arrival& arrival);
+  void adopt_parts(std::vector<Part>& parts);
+  void lose(Peer& peer, const std::optional<Error>& error) noexcept;
+
+  // agent_send.cpp: letters, as there is room.
+  using Lock = std::unique_lock<std::mutex>;
+  struct Ended;
+  // Lets go of the lock. Throws what Remote::try_send throws; nothing was done then.
+  void send(Peer& peer, Lock& lock, LetterType type, std::span<const std::byte> head,
+            Outgoing& outgoing, Call* call = nullptr);
+  transport::SendResult try_send(Peer& peer, Lock& lock, const QueuedLetter& letter, Ended& ended);
+  void flush(Peer& peer) noexcept;
+  void flush_queue(Peer& peer, Lock& lock, bool large, Ended& ended);
+  CallHead head_of(Peer& peer, const Call& call, std::chrono::nanoseconds remaining) const;
+
+  // agent_calls.cpp: ours.
+  Failure failure_of(const Call& call, ErrorKind kind, std::string_view why) const;
+  bool wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadline& deadline);
+  void hear_reply(Peer& peer, transport::Arrival& arrival);
+  void hear_error(Peer& peer, transport::Arrival& arrival);
+  // Ends it if nobody else has, and tells the callee.
+  bool give_up(Call& call, ErrorKind kind);
+  static std::string out_of_time(const Call& call);
+  void retract(Peer& peer, Call& call, Ended& ended);
+  void say_cancelled(Peer& peer, std::span<const std::uint64_t> numbers) noexcept;
+  Deadline::Clock::time_point quick_now() const;
+  void arm(Deadline::Clock::time_point when);
+  void look_at_time();
+
+  // agent_serve.cpp: others'.
+  void hear_call(Peer& peer, transport::Arrival& arrival);
+  void hear_cancel(Peer& peer, std::span<const std::byte> head);
+  void run(Request& request) noexcept;
+  void handler_waits() noexcept;
+  void answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
+  void answer_error(Request& request, ErrorKind kind, std::string_view type,
+                    std::string_view text) noexcept;
+  void say_error(Peer& peer, Lock& lock, std::uint32_t slot, std::uint64_t number, ErrorKind kind,
+                 std::string_view type, std::string_view text) noexcept;
+  Request* new_request();
+  void recycle(Request* request) noexcept;
+
+  // agent_together.cpp
+  void hear_gather(Peer& peer, transport::Arrival& arrival);
+  std::string describe_under_way() const;
+
+  AgentOptions options_;
+  std::atomic<std::chrono::nanoseconds> call_timeout_;
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> draining_{false};
+  const std::shared_ptr<AgentLife> life_;
+
+  // Filled by admit(), constant from then on; `met_` tells other threads.
+  Id session_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::map<std::string, WorkerId, std::less<>> names_;
+  std::atomic<bool> met_{false};
+  struct EarlyHello {
+    transport::Remote* remote;
+    std::vector<std::byte> head;
+    std::vector<std::byte> table;
+  };
+  Guarded<std::vector<EarlyHello>> early_;  // that came before admit()
+
+  struct Functions;
+  const std::unique_ptr<Functions> functions_;
+  std::map<transport::LetterKind, LetterHandler> letter_handlers_;
+  std::vector<std::function<void(const Worker&, const Error&)>> lost_handlers_;
+
+  const std::unique_ptr<Gathers> gathers_;
+  const std::unique_ptr<Placed> placed_;
+  // When calls are looked at for their time being over.
+  struct Timer {
+    Deadline::Clock::time_point when = Deadline::Clock::time_point::max();
+    transport::Endpoint::TimerId id = 0;
+  };
+  std::atomic<Deadline::Clock::rep> armed_{INT64_MAX};  // Timer::when
+  Guarded<Timer> timer_;
+  Guarded<std::vector<Request*>> spare_requests_;
+  std::atomic<std::uint64_t> started_{0};  // calls
+  std::atomic<std::uint64_t> taken_{0};    // requests
+  std::atomic<std::uint64_t> inline_runs_{0};
+  std::atomic<std::uint64_t> takeovers_{0};
+
+  Executor executor_;
+  std::unique_ptr<Tick> tick_;
+  std::unique_ptr<transport::Endpoint> owned_endpoint_;
+  transport::Endpoint* endpoint_ = nullptr;  // also while that is destroyed
+};
+
+}  // namespace convoy::agent

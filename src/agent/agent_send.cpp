@@ -1,0 +1,209 @@
+// Agents: letters go when there is room, in order, and large ones beside small ones.
+#include <algorithm>
+#include <cstring>
+
+#include "agent/agent_impl.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace convoy::agent {
+
+using transport::Letter;
+using transport::SendResult;
+
+namespace {
+
+bool is_answer(LetterType type) { return type == LetterType::kReply || type == LetterType::kError; }
+
+QueuedLetter keep(LetterType type, std::span<const std::byte> head, Outgoing& outgoing) {
+  QueuedLetter kept;
+  kept.kind = static_cast<transport::LetterKind>(type);
+  kept.reply = is_answer(type);
+  kept.head.resize(head.size() + outgoing.body.size());
+  if (!head.empty()) std::memcpy(kept.head.data(), head.data(), head.size());
+  outgoing.body.write(std::span(kept.head).subspan(head.size()));
+  for (const Piece& piece : outgoing.pieces) {
+    kept.pieces.push_back(piece);
+    if (piece.stays) continue;
+    kept.data.emplace_back(piece.bytes.begin(), piece.bytes.end());
+    kept.pieces.back().bytes = kept.data.back();
+  }
+  kept.on_sent = std::move(outgoing.on_sent);
+  return kept;
+}
+
+}  // namespace
+
+void Agent::Ended::tell() noexcept {
+  for (auto& [on_sent, why] : letters) {
+    if (!on_sent) continue;
+    const Error error(ErrorKind::kPeerLost, why);
+    on_sent(&error);
+  }
+  for (auto& [call, failure] : calls) call->ended({.failure = &failure});
+}
+
+CallHead Agent::head_of(Peer& peer, const Call& call, std::chrono::nanoseconds remaining) const {
+  const std::uint64_t behind = call.number_ - peer.floor();
+  return {
+      .function = static_cast<std::uint32_t>(peer.place_of(call.function_)),
+      .number = call.number_,
+      .remaining = call.deadline_.is_never()
+                       ? kNoLimit
+                       : static_cast<std::uint64_t>(std::max<std::int64_t>(remaining.count(), 0)),
+      .slot = call.slot_,
+      .behind = static_cast<std::uint32_t>(std::min<std::uint64_t>(behind, UINT32_MAX))};
+}
+
+void Agent::send(Peer& peer, Lock& lock, LetterType type, std::span<const std::byte> head,
+                 Outgoing& outgoing, Call* call) {
+  const bool large = is_large(outgoing.pieces);
+  const std::uint32_t slot = call ? call->slot_ : 0;
+  const std::uint64_t number = call ? call->number_ : 0;
+  const auto queue = [&] {
+    QueuedLetter letter = keep(type, head, outgoing);
+    letter.call = call;
+    letter.slot = slot;
+    letter.number = number;
+    peer.queues[large].push_back(std::move(letter));
+  };
+  if (!peer.open || !peer.queues[large].empty() || (large && peer.flushing)) {
+    queue();
+    lock.unlock();
+    return;
+  }
+  CallHead call_head;
+  std::span<const std::byte> front = head;
+  if (call) {
+    call_head = head_of(peer, *call, call->timeout_);
+    front = std::as_bytes(std::span(&call_head, 1));
+  }
+  auto write = [&](std::span<std::byte> to) {
+    if (!front.empty()) std::memcpy(to.data(), front.data(), front.size());
+    outgoing.body.write(to.subspan(front.size()));
+  };
+  const Letter letter{static_cast<transport::LetterKind>(type), is_answer(type),
+                      transport::Head(front.size() + outgoing.body.size(), write), outgoing.pieces};
+  transport::Remote& remote = *peer.remote.load(std::memory_order_relaxed);
+  if (large) lock.unlock();
+  // Lost: lost() ends the call.
+  if (remote.try_send(letter, outgoing.on_sent) != SendResult::kWouldBlock) {
+    if (!large) lock.unlock();
+    return;
+  }
+  if (large) {
+    lock.lock();
+    if (call && !peer.is_linked(call, slot, number)) {
+      lock.unlock();
+      return;
+    }
+  }
+  queue();
+  lock.unlock();
+  // There may have been room in the meantime, of which nobody is told again.
+  if (large) flush(peer);
+}
+
+// Under the lock, which is let go of for a large letter.
+SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, Ended& ended) {
+  CallHead call_head;
+  std::span<const std::byte> front;
+  if (queued.call) {
+    if (peer.place_of(queued.call->function_) < 0) {
+      ended.calls.emplace_back(queued.call,
+                               failure_of(*queued.call, ErrorKind::kInvalidArgument,
+                                          peer.describe_missing(queued.call->function_)));
+      peer.unlink(*queued.call);
+      return SendResult::kLost;
+    }
+    call_head = head_of(peer, *queued.call, queued.call->deadline_.when() - now());
+    front = std::as_bytes(std::span(&call_head, 1));
+  }
+  auto write = [&](std::span<std::byte> to) {
+    if (!front.empty()) std::memcpy(to.data(), front.data(), front.size());
+    if (!queued.head.empty()) {
+      std::memcpy(to.data() + front.size(), queued.head.data(), queued.head.size());
+    }
+  };
+  const Letter letter{queued.kind, queued.reply,
+                      transport::Head(front.size() + queued.head.size(), write), queued.pieces};
+  transport::Remote& remote = *peer.remote.load(std::memory_order_relaxed);
+  const bool large = is_large(queued.pieces);
+  if (large) lock.unlock();
+  SendResult result = SendResult::kLost;
+  try {
+    result = remote.try_send(letter, queued.on_sent);
+    if (large) lock.lock();
+  } catch (const Error& error) {
+    if (large) lock.lock();
+    log_warn("rpc, ", options_.name, ": a letter to ", peer.worker.name,
+             " cannot be sent: ", error.what());
+    if (peer.is_linked(queued.call, queued.slot, queued.number)) {
+      ended.calls.emplace_back(queued.call, failure_of(*queued.call, error.kind(), error.what()));
+      peer.unlink(*queued.call);
+    } else if (queued.reply) {
+      // The caller hears of it.
+      const auto reply = decode_head<ReplyHead>(queued.head, "reply");
+      ended.replies.push_back({reply.slot, reply.number, error});
+    }
+  }
+  return result;
+}
+
+void Agent::flush_queue(Peer& peer, Lock& lock, bool large, Ended& ended) {
+  auto& queue = peer.queues[large];
+  while (peer.open && !queue.empty()) {
+    QueuedLetter letter = std::move(queue.front());
+    queue.pop_front();
+    if (try_send(peer, lock, letter, ended) != SendResult::kWouldBlock) continue;
+    if (letter.call && !peer.is_linked(letter.call, letter.slot, letter.number)) continue;
+    // Lost meanwhile: nobody would take it out again.
+    if (!peer.lost) queue.push_front(std::move(letter));
+    break;
+  }
+}
+
+void Agent::flush(Peer& peer) noexcept {
+  Ended ended;
+  Lock lock(peer.mutex);
+  flush_queue(peer, lock, /*large=*/false, ended);
+  if (peer.flushing) {
+    peer.flush_again = true;
+  } else if (!peer.queues[1].empty()) {
+    peer.flushing = true;
+    do {
+      peer.flush_again = false;
+      flush_queue(peer, lock, /*large=*/true, ended);
+    } while (peer.flush_again);
+    peer.flushing = false;
+  }
+  lock.unlock();
+  for (const auto& [slot, number, error] : ended.replies) {
+    lock.lock();
+    say_error(peer, lock, slot, number, error.kind(), "convoy::Error", error.what());
+  }
+  if (ended.calls.empty()) return;
+  ended.tell();
+  endpoint_->wake();
+}
+
+void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing) {
+  Peer& known = peer(to);
+  if (kind < kFirstOtherLetter) fail(ErrorKind::kInvalidArgument, "a letter of kind ", kind);
+  if (!known.remote.load(std::memory_order_acquire)) connect(known);
+  Lock lock(known.mutex);
+  if (known.lost || closed_.load()) return;
+  send(known, lock, static_cast<LetterType>(kind), {}, outgoing);
+}
+
+void Agent::on_letter(transport::LetterKind kind, LetterHandler handler) {
+  CONVOY_CHECK(kind >= kFirstOtherLetter && !met_.load());
+  letter_handlers_[kind] = std::move(handler);
+}
+
+void Agent::on_lost(std::function<void(const Worker&, const Error&)> handler) {
+  CONVOY_CHECK(!met_.load());
+  lost_handlers_.push_back(std::move(handler));
+}
+
+}  // namespace convoy::agent

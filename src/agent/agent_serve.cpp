@@ -1,0 +1,332 @@
+// Agents: calls of others, from their letters to the answers.
+#include <algorithm>
+
+#include "agent/agent_impl.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/loop.h"
+#include "base/thread.h"
+
+namespace convoy::agent {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What fits into the head of a letter; longer texts are a piece.
+constexpr std::size_t kMostErrorHead = 4096;
+// A text is cut there.
+constexpr std::size_t kMostErrorText = std::size_t{4} << 20;
+constexpr std::size_t kMostSpareRequests = 256;
+// How long a handler may keep the thread that serves.
+constexpr auto kTickTime = 1ms;
+constexpr int kQuietTicks = 100;
+
+// Of the handler that runs on this thread.
+thread_local bool handler_has_waited = false;
+thread_local std::uint64_t inline_run = 0;
+
+}  // namespace
+
+// --- functions ---
+
+std::vector<TableEntry> Agent::Functions::table() const {
+  std::vector<TableEntry> entries;
+  const std::scoped_lock lock(mutex);
+  for (const Function& function : all) {
+    const FunctionKey key = declared_function(function.id);
+    entries.push_back({std::string(key.name), std::string(key.signature), key.hash});
+  }
+  return entries;
+}
+
+void Agent::add_handlers(std::span<const Handler> handlers) {
+  {
+    const std::scoped_lock lock(functions_->mutex);
+    for (const Handler& handler : handlers) {
+      functions_->all.emplace_back(handler, declare_function(handler.key));
+    }
+  }
+  if (!met_.load(std::memory_order_acquire)) return;
+  for (const auto& known : peers_) {
+    if (known->remote.load(std::memory_order_acquire)) say_hello(*known, /*asks=*/false);
+  }
+}
+
+// --- requests ---
+
+Request* Agent::new_request() {
+  Request* request = nullptr;
+  {
+    auto spare = spare_requests_.lock();
+    if (!spare->empty()) {
+      request = spare->back();
+      spare->pop_back();
+    }
+  }
+  if (!request) request = new Request(life_);
+  request->references_.store(1, std::memory_order_relaxed);
+  request->cancelled_.store(false, std::memory_order_relaxed);
+  request->answered_.store(false, std::memory_order_relaxed);
+  return request;
+}
+
+void Agent::recycle(Request* request) noexcept {
+  {
+    auto spare = spare_requests_.lock();
+    if (spare->size() < kMostSpareRequests) {
+      spare->push_back(request);
+      return;
+    }
+  }
+  delete request;
+}
+
+void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
+  const auto head = decode_head<CallHead>(arrival.head, "call");
+  if (head.zero != 0 || head.number == 0 || head.behind >= head.number) {
+    fail(ErrorKind::kInvalidArgument, "this is no call: its numbers make no sense");
+  }
+  Function* const function = functions_->find(head.function);
+  Request* const request = new_request();
+  const auto now = quick_now();
+  bool opened = false;
+  {
+    Lock lock(peer.mutex);
+    const bool is_new = !peer.lost && peer.seen.add(head.number, head.number - head.behind);
+    // Whoever calls us knows us.
+    opened = is_new && !std::exchange(peer.open, peer.open || is_new);
+    if (!is_new || !function) {
+      if (is_new) {
+        say_error(peer, lock, head.slot, head.number, ErrorKind::kInvalidArgument, "",
+                  concat("there is no function ", head.function));
+      }
+      lock = {};
+      recycle(request);
+      return;
+    }
+    if (peer.seen.ranges() > SeenNumbers::kMostRanges) {
+      fail(ErrorKind::kInvalidArgument, "calls with numbers in no order");
+    }
+    request->function_ = function;
+    request->number_ = head.number;
+    request->slot_ = head.slot;
+    request->deadline_ =
+        head.remaining == kNoLimit
+            ? Deadline::never()
+            : Deadline::after(
+                  std::chrono::nanoseconds(std::min<std::uint64_t>(head.remaining, INT64_MAX)),
+                  now);
+    request->arrived_ = now;
+    request->received_ = arrival.head.size() - sizeof head;
+    for (const Part& part : arrival.parts) request->received_ += part.bytes.size();
+    request->peer_ = &peer;
+    peer.link(*request);
+  }
+  taken_.fetch_add(1, std::memory_order_relaxed);
+  if (opened) flush(peer);
+  request->parts_ = std::move(arrival.parts);
+  const auto body = arrival.head.subspan(sizeof head);
+  const std::uint64_t average = function->average.load(std::memory_order_relaxed);
+  if (tick_ && average != 0 && average < static_cast<std::uint64_t>(options_.most_inline.count()) &&
+      executor_.try_enter()) {
+    request->body_ = body;
+    inline_run = tick_->begin();
+    run(*request);
+    tick_->end(std::exchange(inline_run, 0));
+    executor_.leave();
+    inline_runs_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  request->kept_.assign(body.begin(), body.end());
+  request->body_ = request->kept_;
+  executor_.submit(*request);
+}
+
+void Agent::run(Request& request) noexcept {
+  RequestRef task(&request, RequestRef::Adopt());
+  // Nobody waits for it any more: it is not begun.
+  if (request.cancelled() ||
+      (!request.deadline_.is_never() && request.deadline_.when() <= quick_now())) {
+    request.cancelled_.store(true, std::memory_order_relaxed);
+    request.fail(ErrorKind::kCancelled, "", "");
+    return;
+  }
+  Function& function = const_cast<Function&>(*request.function_);
+  const CurrentScope current(&request);
+  handler_has_waited = false;
+  if (options_.enter_handler) options_.enter_handler();
+  const auto began = quick_now();
+  function.handler.run(function.handler.data, std::move(task));
+  auto took = static_cast<std::uint64_t>(std::max<std::int64_t>((quick_now() - began).count(), 1));
+  const auto most = static_cast<std::uint64_t>(options_.most_inline.count());
+  if (std::exchange(handler_has_waited, false)) took = std::max(took, 100 * most);
+  const std::uint64_t average = function.average.load(std::memory_order_relaxed);
+  // One that was long is long at once, and must be short for a while to be taken for short again.
+  const bool at_once = average == 0 || took > 50 * most;
+  function.average.store(at_once ? took : (7 * average + took) / 8 + 1, std::memory_order_relaxed);
+}
+
+void Agent::handler_waits() noexcept {
+  handler_has_waited = true;
+  if (inline_run != 0) tick_->take_over(inline_run);
+}
+
+void Agent::hear_cancel(Peer& peer, std::span<const std::byte> bytes) {
+  const auto head = decode_head<CancelHead>(bytes, "cancellation");
+  const std::scoped_lock lock(peer.mutex);
+  // If it has not come yet, it will be too late.
+  if (peer.seen.add(head.number, std::min(head.floor, head.number))) return;
+  for (Request* request = peer.first_request; request; request = request->after_) {
+    if (request->number_ == head.number) request->cancelled_.store(true);
+  }
+}
+
+// --- answers ---
+
+void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexcept {
+  Peer& peer = *request.peer_;
+  Lock lock(peer.mutex);
+  peer.unlink(request);
+  FunctionStats& counters = peer.counters_of(request.function_->id);
+  ++counters.served;
+  if (type == LetterType::kError) ++counters.failed;
+  counters.served_bytes_received += request.received_;
+  counters.served_bytes_sent += bytes_of(outgoing);
+  counters.run_time.add(quick_now() - request.arrived_);
+  if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) return;
+  const ReplyHead head{.slot = request.slot_, .number = request.number_};
+  try {
+    if (outgoing.body.size() > Outgoing::kMostBody ||
+        outgoing.pieces.size() > Outgoing::kMostPieces) {
+      convoy::fail(ErrorKind::kInvalidArgument, "the result of ", request.function_name(),
+                   " has a body of ", outgoing.body.size(), " bytes and ", outgoing.pieces.size(),
+                   " pieces");
+    }
+    send(peer, lock, type, std::as_bytes(std::span(&head, 1)), outgoing);
+  } catch (const std::exception& error) {
+    const auto* const ours = dynamic_cast<const Error*>(&error);
+    if (!lock.owns_lock()) lock.lock();
+    say_error(peer, lock, head.slot, head.number, ours ? ours->kind() : ErrorKind::kRemote, "",
+              concat("its result cannot be sent: ", error.what()));
+  }
+}
+
+void Agent::answer_error(Request& request, ErrorKind kind, std::string_view type,
+                         std::string_view text) noexcept {
+  const std::string fields =
+      encode_error({static_cast<std::uint32_t>(kind), std::string(type.substr(0, kMostErrorHead)),
+                    std::string(text.substr(0, kMostErrorText))});
+  const auto bytes = std::as_bytes(std::span(fields));
+  const Piece piece{bytes};
+  Outgoing outgoing;
+  if (bytes.size() <= kMostErrorHead) {
+    outgoing.body = bytes;
+  } else {
+    outgoing.pieces = {&piece, 1};
+  }
+  answer(request, LetterType::kError, outgoing);
+}
+
+// The lock is held, and let go of.
+void Agent::say_error(Peer& peer, Lock& lock, std::uint32_t slot, std::uint64_t number,
+                      ErrorKind kind, std::string_view type, std::string_view text) noexcept {
+  const ReplyHead head{.slot = slot, .number = number};
+  const std::string fields = encode_error({static_cast<std::uint32_t>(kind), std::string(type),
+                                           std::string(text.substr(0, kMostErrorHead))});
+  Outgoing outgoing{.body = std::as_bytes(std::span(fields))};
+  try {
+    if (!peer.lost) {
+      send(peer, lock, LetterType::kError, std::as_bytes(std::span(&head, 1)), outgoing);
+    }
+  } catch (const std::exception& error) {
+    log_warn("rpc, ", options_.name, ": ", peer.worker.name, " gets no answer: ", error.what());
+  }
+  if (lock.owns_lock()) lock.unlock();
+}
+
+// --- other work ---
+
+namespace {
+
+class PostedTask final : public Task {
+ public:
+  explicit PostedTask(std::function<void()> function) : function_(std::move(function)) {}
+
+ private:
+  void run_task() noexcept override {
+    const std::unique_ptr<PostedTask> self(this);
+    function_();
+  }
+  void discard() noexcept override { delete this; }
+
+  std::function<void()> function_;
+};
+
+}  // namespace
+
+void Agent::post(std::function<void()> function) {
+  executor_.submit(*new PostedTask(std::move(function)));
+}
+
+// --- the tick ---
+
+Agent::Tick::Tick(Agent& agent) : agent_(agent), thread_(start_thread([this] { watch(); })) {}
+
+Agent::Tick::~Tick() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  wakes_.notify_all();
+  thread_.join();
+}
+
+std::uint64_t Agent::Tick::begin() noexcept {
+  const std::uint64_t run = run_.load(std::memory_order_relaxed) + 1;
+  run_.store(run);
+  if (asleep_.load()) {
+    const std::scoped_lock lock(mutex_);
+    asleep_.store(false);
+    wakes_.notify_all();
+  }
+  return run;
+}
+
+void Agent::Tick::end(std::uint64_t run) noexcept {
+  run_.compare_exchange_strong(run, run + 1, std::memory_order_release, std::memory_order_relaxed);
+}
+
+void Agent::Tick::take_over(std::uint64_t run) noexcept {
+  if (!run_.compare_exchange_strong(run, run + 1)) return;
+  agent_.takeovers_.fetch_add(1, std::memory_order_relaxed);
+  agent_.endpoint_->hand_over();
+}
+
+void Agent::Tick::watch() {
+  set_thread_name("convoy-tick");
+  std::unique_lock lock(mutex_);
+  std::uint64_t last = 0;
+  int quiet = 0;
+  while (!stopping_) {
+    if (asleep_.load()) {
+      wakes_.wait(lock, [this] { return stopping_ || !asleep_.load(); });
+    } else {
+      wakes_.wait_for(lock, kTickTime, [this] { return stopping_; });
+    }
+    const std::uint64_t run = run_.load();
+    if (run == last && run % 2 == 1) {
+      lock.unlock();
+      take_over(run);
+      lock.lock();
+    }
+    quiet = run == last ? quiet + 1 : 0;
+    last = run;
+    if (quiet < kQuietTicks) continue;
+    quiet = 0;
+    asleep_.store(true);
+    // Whoever begins now either sees that, or is seen.
+    if (run_.load() != run) asleep_.store(false);
+  }
+}
+
+}  // namespace convoy::agent

@@ -1,0 +1,261 @@
+// Agents: what all do together, and how a session ends.
+#include <algorithm>
+
+#include "agent/agent_impl.h"
+#include "base/duration.h"
+#include "base/error.h"
+#include "base/wire.h"
+
+namespace convoy::agent {
+namespace {
+
+constexpr std::size_t kMostGatherHead = 4096;
+constexpr std::size_t kMostNamed = 8;
+
+// Names of some workers: "worker1, worker2".
+class NameList {
+ public:
+  void add(const std::string& name) {
+    if (++count_ <= kMostNamed) text_ += concat(text_.empty() ? "" : ", ", name);
+  }
+  std::size_t count() const { return count_; }
+  std::string text() const {
+    return count_ <= kMostNamed ? text_ : concat(text_, " and ", count_ - kMostNamed, " more");
+  }
+
+ private:
+  std::string text_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace
+
+// --- gathers ---
+
+void Agent::hear_gather(Peer& peer, transport::Arrival& arrival) {
+  const auto head = decode_head<GatherHead>(arrival.head, "value for all");
+  const auto bytes =
+      arrival.parts.empty() ? arrival.head.subspan(sizeof head) : arrival.parts[0].bytes;
+  {
+    auto gathers = gathers_->state.lock();
+    if (head.number <= gathers->ended[head.group]) return;
+    gathers->values[{head.group, head.number}].try_emplace(
+        peer.worker.id, reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  endpoint_->wake();
+}
+
+std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<const WorkerId> who,
+                                           const Deadline& deadline) {
+  if (closed_.load()) fail(ErrorKind::kInvalidArgument, options_.name, " has been shut down");
+  std::vector<WorkerId> sorted(who.begin(), who.end());
+  std::sort(sorted.begin(), sorted.end());
+  for (const WorkerId id : sorted) peer(id);
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() ||
+      !std::binary_search(sorted.begin(), sorted.end(), options_.rank)) {
+    fail(ErrorKind::kInvalidArgument, "all_gather: ", options_.name,
+         " must be one of those who take part, and each of them once");
+  }
+  GatherHead head{.group = hash_bytes(std::as_bytes(std::span(sorted)))};
+  {
+    auto gathers = gathers_->state.lock();
+    head.number = ++gathers->begun[head.group];
+    gathers->values[{head.group, head.number}].emplace(options_.rank, mine);
+  }
+  for (const WorkerId id : sorted) {
+    if (id == options_.rank) continue;
+    Peer& other = peer(id);
+    if (!other.remote.load(std::memory_order_acquire)) connect(other);
+    Lock lock(other.mutex);
+    if (other.lost) continue;
+    const auto bytes = std::as_bytes(std::span(mine));
+    const Piece piece{bytes};
+    Outgoing outgoing;
+    if (bytes.size() <= kMostGatherHead) {
+      outgoing.body = bytes;
+    } else {
+      outgoing.pieces = {&piece, 1};
+    }
+    send(other, lock, LetterType::kGather, std::as_bytes(std::span(&head, 1)), outgoing);
+  }
+  const Gathers::Key key{head.group, head.number};
+  // Who has not come: those who may, and those who never will.
+  const auto missing = [&](NameList& late, NameList& gone) {
+    auto gathers = gathers_->state.lock();
+    const auto& values = gathers->values[key];
+    for (const WorkerId id : sorted) {
+      if (values.contains(id)) continue;
+      (is_lost(id) ? gone : late).add(peer(id).worker.name);
+    }
+  };
+  const bool in_time = wait(deadline, [&] {
+    NameList late;
+    NameList gone;
+    missing(late, gone);
+    return late.count() == 0 || gone.count() != 0 || closed_.load();
+  });
+  NameList late;
+  NameList gone;
+  missing(late, gone);
+  std::vector<std::string> result;
+  {
+    auto gathers = gathers_->state.lock();
+    auto values = std::move(gathers->values[key]);
+    gathers->values.erase(key);
+    auto& ended = gathers->ended[head.group];
+    ended = std::max(ended, head.number);
+    if (late.count() + gone.count() == 0) {
+      for (const WorkerId id : who) result.push_back(std::move(values.at(id)));
+      return result;
+    }
+  }
+  if (gone.count() != 0) {
+    fail(ErrorKind::kPeerLost, "all_gather of ", sorted.size(), " workers, ", options_.name, ": ",
+         gone.text(), gone.count() == 1 ? " is" : " are", " lost, or has left");
+  }
+  if (in_time) fail(ErrorKind::kCancelled, "all_gather: ", options_.name, " was shut down");
+  fail(ErrorKind::kTimeout, "all_gather of ", sorted.size(), " workers, ", options_.name,
+       ": timed out waiting for ", late.text());
+}
+
+void Agent::barrier(std::span<const WorkerId> who, const Deadline& deadline) {
+  all_gather({}, who, deadline);
+}
+
+// --- the end ---
+
+std::vector<std::string> Agent::under_way() const {
+  std::vector<std::string> lines;
+  const auto now = quick_now();
+  for (const auto& known : peers_) {
+    const std::scoped_lock lock(known->mutex);
+    for (const Call* call = known->first_call; call; call = call->after_) {
+      lines.push_back(concat("call of ", declared_function(call->function_).name, " to ",
+                             known->worker.name, " since ", format_duration(now - call->started_)));
+    }
+    for (const Request* request = known->first_request; request; request = request->after_) {
+      lines.push_back(concat(request->function_name(), " for ", known->worker.name, " since ",
+                             format_duration(now - request->arrived_)));
+    }
+  }
+  return lines;
+}
+
+// Waits until this worker has nothing under way, then compares with the others: if nobody has begun
+// anything since they said so the last time, there is nothing that could begin anything.
+void Agent::shutdown(const Deadline& deadline) {
+  if (closed_.load()) return;
+  if (in_own_thread()) {
+    fail(ErrorKind::kInvalidArgument, options_.name,
+         ": shutdown cannot be called in a handler: it waits for all of them");
+  }
+  draining_.store(true);
+  std::vector<WorkerId> everybody;
+  for (const auto& known : peers_) everybody.push_back(known->worker.id);
+  const auto idle = [&] {
+    return std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
+      const std::scoped_lock lock(known->mutex);
+      return known->calls == 0 && known->requests == 0;
+    });
+  };
+  std::vector<std::string> before;
+  for (;;) {
+    if (!wait(deadline, [&] { return closed_.load() || idle(); })) {
+      const auto lines = under_way();
+      std::string text;
+      for (std::size_t i = 0; i < lines.size() && i < kMostNamed; ++i) {
+        text += concat(i == 0 ? "" : "; ", lines[i]);
+      }
+      if (lines.size() > kMostNamed) text += concat("; ", lines.size() - kMostNamed, " more");
+      fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ", text);
+    }
+    if (closed_.load()) return;
+    std::string mine;
+    WireWriter writer(mine);
+    writer.put(started_.load());
+    writer.put(taken_.load());
+    std::vector<std::string> now;
+    try {
+      now = all_gather(mine, everybody, deadline);
+    } catch (const Error& error) {
+      fail(error.kind(), "shutdown of ", options_.name, ": ", error.what());
+    }
+    // What they said is of a moment when they were idle.
+    if (now == before) break;
+    before = std::move(now);
+  }
+  abort();
+}
+
+void Agent::abort() noexcept {
+  if (!met_.load(std::memory_order_acquire)) {
+    closed_.store(true);
+    return;
+  }
+  for (const auto& known : peers_) {
+    Peer& peer = *known;
+    Lock lock(peer.mutex);
+    if (peer.lost || !peer.open || closed_.load()) continue;
+    Outgoing nothing;
+    try {
+      send(peer, lock, LetterType::kGoodbye, {}, nothing);
+    } catch (const Error&) {
+      // It hears that the endpoint is closed.
+    }
+  }
+  if (closed_.exchange(true)) return;
+  Ended ended;
+  for (const auto& known : peers_) {
+    Peer& peer = *known;
+    const std::scoped_lock lock(peer.mutex);
+    while (Call* const call = peer.first_call) {
+      ended.calls.emplace_back(
+          call, failure_of(*call, ErrorKind::kCancelled, concat(options_.name, " was shut down")));
+      peer.unlink(*call);
+    }
+    for (auto& queue : peer.queues) {
+      for (QueuedLetter& letter : std::exchange(queue, {})) {
+        ended.letters.emplace_back(std::move(letter.on_sent), "the session was shut down");
+      }
+    }
+    for (Request* request = peer.first_request; request; request = request->after_) {
+      request->cancelled_.store(true, std::memory_order_relaxed);
+    }
+  }
+  ended.tell();
+  endpoint_->wake();
+}
+
+// --- what it did ---
+
+AgentStats Agent::stats() const {
+  AgentStats stats;
+  for (const auto& known : peers_) {
+    const std::scoped_lock lock(known->mutex);
+    for (std::size_t id = 0; id < known->counters.size(); ++id) {
+      const FunctionStats& counters = known->counters[id];
+      if (counters.calls == 0 && counters.served == 0) continue;
+      FunctionStats& entry = stats.functions.emplace_back(counters);
+      entry.worker = known->worker.name;
+      entry.function = declared_function(static_cast<FunctionId>(id)).name;
+    }
+    stats.outstanding += known->calls;
+    stats.requests += known->requests;
+  }
+  stats.executor = executor_.stats();
+  stats.inline_runs = inline_runs_.load();
+  stats.takeovers = takeovers_.load();
+  return stats;
+}
+
+std::chrono::nanoseconds Histogram::quantile(double share) const {
+  const auto wanted = static_cast<double>(total()) * share;
+  double seen = 0;
+  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+    seen += static_cast<double>(counts[bucket]);
+    if (seen >= wanted && seen > 0) return std::chrono::nanoseconds(std::int64_t{1} << bucket);
+  }
+  return {};
+}
+
+}  // namespace convoy::agent

@@ -1,0 +1,62 @@
+#include "agent/request.h"
+
+#include "agent/agent_impl.h"
+#include "agent/peer.h"
+#include "base/concat.h"
+
+namespace convoy::agent {
+namespace {
+
+thread_local Request* request_here = nullptr;
+
+}  // namespace
+
+Request::Request(std::shared_ptr<AgentLife> life) : life_(std::move(life)) {}
+
+Agent& Request::agent() const { return life_->agent; }
+const Worker& Request::caller() const { return peer_->worker; }
+std::uint32_t Request::function() const { return function_->id; }
+std::string_view Request::function_name() const { return function_->handler.key.name; }
+
+Request* Request::current() noexcept { return request_here; }
+
+CurrentScope::CurrentScope(Request* request) noexcept
+    : before_(std::exchange(request_here, request)) {}
+CurrentScope::~CurrentScope() { request_here = before_; }
+
+bool Request::reply(Outgoing outgoing) noexcept {
+  if (answered_.exchange(true)) return false;
+  if (!life_->enter()) return true;
+  life_->agent.answer(*this, LetterType::kReply, outgoing);
+  life_->leave();
+  return true;
+}
+
+bool Request::fail(ErrorKind kind, std::string_view type, std::string_view text) noexcept {
+  if (answered_.exchange(true)) return false;
+  if (!life_->enter()) return true;
+  life_->agent.answer_error(*this, kind, type, text);
+  life_->leave();
+  return true;
+}
+
+// Nobody refers to it any more.
+void Request::drop() noexcept {
+  parts_.clear();
+  if (!life_->enter()) {
+    delete this;
+    return;
+  }
+  if (!answered_.load()) {
+    fail(ErrorKind::kRemote, "", concat(function_name(), " has ended without an answer"));
+  }
+  life_->agent.recycle(this);
+  life_->leave();
+}
+
+void Request::run_task() noexcept { life_->agent.run(*this); }
+
+// The agent ends: it was told so.
+void Request::discard() noexcept { const RequestRef last(this, RequestRef::Adopt()); }
+
+}  // namespace convoy::agent
