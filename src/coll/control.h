@@ -201,7 +201,7 @@ struct Channel {
   // Letters that the receiver has taken out. Release by the receiver.
   alignas(kLine) std::atomic<std::uint64_t> taken{0};
   // The sender waits for room: set by it, cleared by the receiver that then rings.
-  std::atomic<std::uint32_t> blocked{0};
+  SleepFlag blocked;
   std::array<Letter, kLetters> letters;
 
   Letter& letter(std::uint64_t number) { return letters[number % kLetters]; }

@@ -21,28 +21,15 @@ void Engine::Bell::ring() noexcept {
   rung.store(true, std::memory_order_seq_cst);
   const std::lock_guard lock(mutex);
   if (!bell) return;
-  for (WaitWord* word : {bell, mail}) {
-    word->value.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(word->value);
-  }
+  for (WaitWord* word : {bell, mail}) ring_anyway(*word);
 }
 
 void Engine::wake_all() noexcept {
-  const auto ring = [](WaitWord& word) {
-    word.value.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(word.value);
-  };
-  ring(group().bell);
-  for (int r = 0; r < size_; ++r) ring(head(r).mail);
+  ring_anyway(group().bell);
+  for (int r = 0; r < size_; ++r) ring_anyway(head(r).mail);
 }
 
-void Engine::ring_sleepers() noexcept {
-  full_fence();
-  WaitWord& bell = group().bell;
-  if (bell.sleepers.load(std::memory_order_relaxed) == 0) return;
-  bell.value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(bell.value);
-}
+void Engine::ring_sleepers() noexcept { ring(group().bell); }
 
 bool Engine::troubled() const {
   return bell_->rung.load(std::memory_order_acquire) ||

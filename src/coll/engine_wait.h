@@ -6,20 +6,6 @@
 
 namespace convoy::coll {
 
-// A sleeper, as long as this lives.
-class Announcement {
- public:
-  explicit Announcement(WaitWord& word) : word_(word) {
-    word_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  }
-  Announcement(const Announcement&) = delete;
-  Announcement& operator=(const Announcement&) = delete;
-  ~Announcement() { word_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
-
- private:
-  WaitWord& word_;
-};
-
 template <class Ready, class Blocker, class Lagging>
 void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging lagging) {
   // A failed wait looks at the flags once more after the reason to fail is known: what a dead rank
@@ -51,13 +37,9 @@ void Engine::wait(const Running& running, Ready ready, Blocker blocker, Lagging 
   WaitWord& bell = group().bell;
   for (;;) {
     {
-      // Announce first, look again, then sleep: whoever makes ready() true after this look sees the
-      // announcement. Both sides have a seq_cst fence between their write and their look.
-      const Announcement announcement(bell);
-      full_fence();
-      const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
+      const Announcement here(bell);
       if (ready() || give_up_if_hopeless()) return;
-      futex_wait(bell.value, seen, nap(running));
+      here.sleep(nap(running));
     }
     if (ready() || give_up_if_hopeless()) return;
     if (call_deadline(running).expired()) fail_late(running, lagging());

@@ -163,8 +163,7 @@ void Mail::close() {
     }
     callbacks_.run(lock);
   }
-  engine_.head(rank_).mail.value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(engine_.head(rank_).mail.value);
+  ring_anyway(engine_.head(rank_).mail);
   started_.notify_all();
   end_thread(worker_);
 }
@@ -174,7 +173,6 @@ void Mail::close() {
 // Moves messages along until done() is true; the lock is given away between looks.
 template <class Done>
 bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done& done) {
-  WaitWord& mail = engine_.head(rank_).mail;
   const auto look = [&] {
     const bool moved = progress();
     if (unexpected_bytes_ > kMostUnexpected && !stopped_) {
@@ -211,20 +209,15 @@ bool Mail::wait_for(Lock& lock, const Deadline& deadline, int spins, const Done&
       lock.lock();
       continue;
     }
-    // Announce, look again, sleep: see WaitWord.
-    mail.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    full_fence();
-    const std::uint32_t seen = mail.value.load(std::memory_order_acquire);
-    if (!look() && !done()) {
+    if (const Announcement here(engine_.head(rank_).mail); !look() && !done()) {
       const Deadline until = std::min({deadline, next_deadline(), Deadline::after(kLongSleep)});
       // Trouble that does not concern what is waited for may do so soon; and a receiver does not
       // ring for every letter that it takes out of a full ring.
       const bool awake = engine_.troubled() || has_backlog();
       lock.unlock();
-      futex_wait(mail.value, seen, awake ? std::min(until, Deadline::after(kAwake)) : until);
+      here.sleep(awake ? std::min(until, Deadline::after(kAwake)) : until);
       lock.lock();
     }
-    mail.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (finished()) return true;
     check_deadlines();
     callbacks_.run(lock);

@@ -43,13 +43,7 @@ bool Mail::progress() {
   return moved;
 }
 
-void Mail::ring(int rank) noexcept {
-  full_fence();
-  WaitWord& mail = engine_.head(rank).mail;
-  if (mail.sleepers.load(std::memory_order_relaxed) == 0) return;
-  mail.value.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(mail.value);
-}
+void Mail::ring(int rank) noexcept { convoy::ring(engine_.head(rank).mail); }
 
 bool Mail::has_room(int rank) {
   Channel& channel = engine_.layout_.channel(engine_.base_, rank_, rank);
@@ -61,8 +55,7 @@ bool Mail::has_room(int rank) {
     return peer.written - peer.seen_taken >= Channel::kLetters;
   };
   if (!full()) return true;
-  channel.blocked.store(1, std::memory_order_seq_cst);
-  full_fence();
+  channel.blocked.raise();
   return !full();
 }
 
@@ -170,10 +163,7 @@ void Mail::took(int rank, std::uint64_t number) {
   peers_[static_cast<std::size_t>(rank)].taken = number;
   channel.taken.store(number, std::memory_order_release);
   if (number % (Channel::kLetters / 2) != 0) return;
-  full_fence();
-  if (channel.blocked.load(std::memory_order_relaxed) == 0) return;
-  channel.blocked.store(0, std::memory_order_relaxed);
-  ring(rank);
+  if (channel.blocked.take()) ring(rank);
 }
 
 void Mail::handle_answer(int rank, const Received& letter) {

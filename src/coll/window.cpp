@@ -26,7 +26,7 @@ class Window::Bell final : public shm::Alarm {
   explicit Bell(WaitWord& word) : word_(&word) {}
   void ring() noexcept override {
     const std::lock_guard lock(mutex_);
-    if (word_) Window::ring(*word_);
+    if (word_) convoy::ring(*word_);
   }
   void end() {
     const std::lock_guard lock(mutex_);
@@ -164,11 +164,6 @@ std::atomic<std::uint64_t>& Window::count(int from, int to) const {
   auto* const counts =
       reinterpret_cast<std::atomic<std::uint64_t>*>(control_ + parts_.size() * sizeof(Head));
   return counts[static_cast<std::size_t>(to) * parts_.size() + static_cast<std::size_t>(from)];
-}
-
-void Window::ring(WaitWord& bell) noexcept {
-  bell.value.fetch_add(1, std::memory_order_seq_cst);
-  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(bell.value);
 }
 
 std::string Window::prefix(const char* operation) const {

@@ -61,7 +61,6 @@ class Window {
   std::string absence(int rank) const;
   [[noreturn]] void fail_absent(const char* operation, int rank) const;
   std::string prefix(const char* operation) const;
-  static void ring(WaitWord& bell) noexcept;
 
   const std::string name_;
   const int rank_;

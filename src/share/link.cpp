@@ -17,8 +17,6 @@ namespace {
 
 constexpr int kMostSpins = 4000;  // of a few tens of nanoseconds
 constexpr int kLeastSpins = 64;
-constexpr unsigned kWaitsUntilTry = 32;
-constexpr int kMostInVain = 3;
 // How old the knowledge may be that the peer lives when a message is sent.
 constexpr auto kLookInterval = std::chrono::milliseconds(1);
 constexpr int kExitGraceMs = 200;
@@ -35,7 +33,8 @@ int spins_here() {
 
 }  // namespace
 
-Link::Link(Socket socket) : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()) {}
+Link::Link(Socket socket)
+    : socket_(std::move(socket)), last_pump_(Deadline::Clock::now()), spin_(spins_here()) {}
 
 Link::~Link() { close(); }
 
@@ -143,8 +142,8 @@ void Link::send_frame(const LinkFrame& frame, int descriptor, const Deadline& de
   lose(kGone);
 }
 
-void Link::wake_peer(std::atomic<std::uint32_t>& sleeps) {
-  if (sleeps.load(std::memory_order_seq_cst) == 0 || sleeps.exchange(0) == 0) return;
+void Link::wake_peer(SleepFlag& sleeps) {
+  if (!sleeps.take()) return;
   {
     const std::scoped_lock lock(socket_mutex_);
     // A full socket wakes it as well.
@@ -271,38 +270,24 @@ bool Link::sleep(const Deadline& deadline, Ready ready) {
   }
 }
 
-bool Link::should_spin() {
-  return spinning_.load(std::memory_order_relaxed) ||
-         waits_.fetch_add(1, std::memory_order_relaxed) % kWaitsUntilTry == 0;
-}
-
-void Link::spun(bool in_vain) {
-  if (!in_vain) {
-    in_vain_.store(0, std::memory_order_relaxed);
-    spinning_.store(true, std::memory_order_relaxed);
-  } else if (in_vain_.fetch_add(1, std::memory_order_relaxed) + 1 >= kMostInVain) {
-    spinning_.store(false, std::memory_order_relaxed);
-  }
-}
-
 template <class Ready>
-bool Link::wait(std::atomic<std::uint32_t>& sleeps, const Deadline& deadline, Ready ready) {
-  const bool spin = should_spin();
-  const int spins = spin ? spins_here() : std::min(kLeastSpins, spins_here());
+bool Link::wait(SleepFlag& sleeps, const Deadline& deadline, Ready ready) {
+  const int guess = spin_.spins();
+  const int spins = guess != 0 ? guess : std::min(kLeastSpins, spins_here());
   for (int i = 0; i < spins; ++i) {
     if (ready()) {
-      if (spin) spun(/*in_vain=*/false);
+      if (guess != 0) spin_.paid();
       return true;
     }
     cpu_relax();
   }
-  if (spin) spun(/*in_vain=*/true);
+  if (guess != 0) spin_.in_vain();
   const bool came = sleep(deadline, [&] {
     if (lost() || closed()) return true;
-    sleeps.store(1, std::memory_order_seq_cst);
+    sleeps.raise();
     return ready();
   });
-  sleeps.store(0, std::memory_order_relaxed);
+  sleeps.lower();
   return came;
 }
 

@@ -81,7 +81,7 @@ class Link {
  private:
   void greet(const Deadline& deadline);
   template <class Ready>
-  bool wait(std::atomic<std::uint32_t>& sleeps, const Deadline& deadline, Ready ready);
+  bool wait(SleepFlag& sleeps, const Deadline& deadline, Ready ready);
   template <class Ready>
   bool sleep(const Deadline& deadline, Ready ready);
   void pump();  // pump_mutex_ is held
@@ -93,7 +93,7 @@ class Link {
   void pump_if_idle();  // not while another thread waits on the socket: it does
   void pump_now_and_then();
   void send_frame(const LinkFrame& frame, int descriptor, const Deadline& deadline);
-  void wake_peer(std::atomic<std::uint32_t>& sleeps);
+  void wake_peer(SleepFlag& sleeps);
   [[noreturn]] void fail_lost(const char* operation);
   void check_open(const char* operation) const;
 
@@ -133,14 +133,7 @@ class Link {
   UniqueFd pidfd_;
   Deadline::Clock::time_point last_pump_;
 
-  // Whether waits spin before they sleep: as long as it pays. On a busy machine it keeps the
-  // awaited off its core. Who does not spin tries it at times: two sides that both sleep would
-  // never find out that they need not. Guesses only: relaxed.
-  bool should_spin();
-  void spun(bool in_vain);
-  std::atomic<bool> spinning_{true};
-  std::atomic<unsigned> waits_{0};
-  std::atomic<int> in_vain_{0};  // in a row
+  SpinGuess spin_;
 };
 
 }  // namespace convoy::share

@@ -21,10 +21,9 @@ constexpr SlotState state_of(std::uint64_t word) { return static_cast<SlotState>
 constexpr std::uint64_t number_of(std::uint64_t word) { return word >> 16; }
 constexpr std::size_t member_of(std::uint64_t word) { return (word >> 4) & 0xfff; }
 
-// Who sleeps. Under the lock, but for the bell, on which they sleep.
+// Who sleeps: announcements are made and ended under the lock.
 struct QueueMemory::List {
-  std::atomic<std::uint32_t> bell{0};
-  std::uint32_t sleepers = 0;
+  WaitWord bell;
   std::uint32_t waking = 0;  // 1: one was woken and has not come yet
   std::uint32_t unused = 0;
 };

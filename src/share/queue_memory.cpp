@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "base/error.h"
 #include "os/fork_guard.h"
@@ -152,7 +153,7 @@ class QueueMemory::Announcement {
   Announcement(const Announcement&) = delete;
   Announcement& operator=(const Announcement&) = delete;
   ~Announcement() {
-    if (!made_) return;
+    if (!here_) return;
     try {
       Lock lock(memory_);
       end();
@@ -167,41 +168,35 @@ class QueueMemory::Announcement {
   // Both under the lock.
   void make() {
     ++memory_.members_[member_].asleep[which_];
-    ++memory_.head().lists[which_].sleepers;
-    made_ = true;
+    here_.emplace(memory_.head().lists[which_].bell);
   }
   void end() {
-    if (!made_) return;
-    std::uint32_t& sleepers = memory_.head().lists[which_].sleepers;
-    if (sleepers > 0) --sleepers;
+    if (!here_) return;
+    here_.reset();
     --memory_.members_[member_].asleep[which_];
-    made_ = false;
   }
+  // Without it.
+  bool sleep(const Deadline& deadline) const { return here_->sleep(deadline); }
 
  private:
   QueueMemory& memory_;
   const Which which_;
   const std::size_t member_;
-  bool made_ = false;
+  std::optional<convoy::Announcement> here_;
 };
 
 // attempt(lock) until it has done something, or the deadline has passed.
 template <class Attempt>
 auto QueueMemory::wait_and(Which which, const Deadline& deadline, Attempt attempt) {
-  List& list = head().lists[which];
   Announcement announcement(*this, which, self());
   for (int round = 0;; ++round) {
-    std::uint32_t seen = 0;
     {
       Lock lock(*this, deadline);
-      list.waking = 0;
+      head().lists[which].waking = 0;
       announcement.end();
       auto result = attempt(lock);
       if (!attempt.nothing(result) || deadline.expired()) return result;
-      if (round > 0) {
-        seen = list.bell.load(std::memory_order_relaxed);
-        announcement.make();
-      }
+      if (round > 0) announcement.make();
     }
     if (round == 0) {
       pause(which);
@@ -209,13 +204,13 @@ auto QueueMemory::wait_and(Which which, const Deadline& deadline, Attempt attemp
     }
     die_here("wait: announced");
     const auto turn = std::min(deadline, Deadline::after(kLongestSleep));
-    if (!futex_wait(list.bell, seen, turn)) look_now_and_then();
+    if (!announcement.sleep(turn)) look_now_and_then();
   }
 }
 
 std::uint32_t QueueMemory::sleepers_for_testing() {
   const Lock lock(*this);
-  return head().lists[kItems].sleepers + head().lists[kRoom].sleepers;
+  return head().lists[kItems].bell.sleepers + head().lists[kRoom].bell.sleepers;
 }
 
 std::uint32_t QueueMemory::find_free_slot() {

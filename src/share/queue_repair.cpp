@@ -44,7 +44,7 @@ QueueMemory::Lock::Lock(QueueMemory& memory) : Lock(memory, Deadline::after(kLoc
 QueueMemory::Lock::~Lock() {
   unlock();
   for (std::size_t i = 0; i < 2; ++i) {
-    if (rings_[i] != 0) futex_wake(memory_.head().lists[i].bell, rings_[i]);
+    if (rings_[i] != 0) ring_anyway(memory_.head().lists[i].bell, rings_[i]);
   }
 }
 
@@ -58,18 +58,12 @@ void QueueMemory::Lock::unlock() noexcept {
 
 void QueueMemory::Lock::ring(Which which) {
   List& list = memory_.head().lists[which];
-  if (list.sleepers == 0 || list.waking != 0) return;
+  if (list.bell.sleepers.load(std::memory_order_relaxed) == 0 || list.waking != 0) return;
   list.waking = 1;
-  list.bell.fetch_add(1, std::memory_order_relaxed);
   rings_[which] = 1;
 }
 
-void QueueMemory::Lock::ring_all() {
-  for (std::size_t i = 0; i < 2; ++i) {
-    memory_.head().lists[i].bell.fetch_add(1, std::memory_order_relaxed);
-    rings_[i] = 0x7fffffff;
-  }
-}
+void QueueMemory::Lock::ring_all() { rings_[0] = rings_[1] = 0x7fffffff; }
 
 // Under the lock: a process died with it. The slots tell what is there.
 void QueueMemory::repair() {
@@ -98,8 +92,9 @@ void QueueMemory::repair() {
   for (std::size_t which = 0; which < 2; ++which) {
     List& list = h.lists[which];
     list.waking = 0;
-    list.sleepers = 0;
-    for (std::size_t i = 0; i < kMostMembers; ++i) list.sleepers += members_[i].asleep[which];
+    std::uint32_t asleep = 0;
+    for (std::size_t i = 0; i < kMostMembers; ++i) asleep += members_[i].asleep[which];
+    list.bell.sleepers.store(asleep, std::memory_order_relaxed);
   }
 }
 
@@ -152,7 +147,8 @@ void QueueMemory::bury(const Members::Dead& dead, std::vector<Item>& left) {
   if (puts > 0) note_loss(dead.process, puts, "ended while it put an item");
   for (std::size_t which = 0; which < 2; ++which) {
     List& list = h.lists[which];
-    list.sleepers -= std::min(list.sleepers, member.asleep[which]);
+    auto& sleepers = list.bell.sleepers;
+    sleepers -= std::min(sleepers.load(std::memory_order_relaxed), member.asleep[which]);
     list.waking = 0;
   }
   members_.drop(dead.index);

@@ -21,9 +21,9 @@ struct Ring::Head {
 
   std::uint64_t magic;
   alignas(64) std::atomic<std::uint64_t> written;
-  std::atomic<std::uint32_t> reader_sleeps;
+  SleepFlag reader_sleeps;
   alignas(64) std::atomic<std::uint64_t> read;
-  std::atomic<std::uint32_t> writer_sleeps;
+  SleepFlag writer_sleeps;
   alignas(64) std::atomic<std::uint64_t> done;
 };
 
@@ -76,8 +76,8 @@ Ring Ring::adopt(UniqueFd fd, std::size_t bytes) {
 
 std::byte* Ring::data() const { return segment_->data() + kDataOffset; }
 
-std::atomic<std::uint32_t>& Ring::reader_sleeps() const { return head().reader_sleeps; }
-std::atomic<std::uint32_t>& Ring::writer_sleeps() const { return head().writer_sleeps; }
+SleepFlag& Ring::reader_sleeps() const { return head().reader_sleeps; }
+SleepFlag& Ring::writer_sleeps() const { return head().writer_sleeps; }
 
 void Ring::copy_in(std::uint64_t at, std::span<const std::byte> bytes) const {
   if (bytes.empty()) return;  // which may be at nullptr, and memcpy may not
@@ -96,7 +96,7 @@ void Ring::copy_out(std::uint64_t at, std::span<std::byte> bytes) const {
 }
 
 bool Ring::has_room(std::size_t message_bytes) const {
-  const std::uint64_t read = head().read.load(std::memory_order_seq_cst);
+  const std::uint64_t read = head().read.load(std::memory_order_acquire);
   // A reader that has read what was not written has lost its mind; it gets nothing more.
   const std::uint64_t used = position_ - read;
   return used <= kCapacity && padded(message_bytes) <= kCapacity - used;
@@ -109,16 +109,14 @@ bool Ring::try_write(std::span<const std::byte> message) {
   copy_in(position_, std::as_bytes(std::span(&length, 1)));
   copy_in(position_ + kLengthBytes, message);
   position_ += padded(message.size());
-  // Sequentially consistent, as are the looks at the flags of sleepers: one of the two sides sees
-  // the other.
-  head().written.store(position_, std::memory_order_seq_cst);
+  head().written.store(position_, std::memory_order_release);
   return true;
 }
 
 std::uint64_t Ring::done() const { return head().done.load(std::memory_order_acquire); }
 
 std::uint64_t Ring::written_checked() const {
-  const std::uint64_t written = head().written.load(std::memory_order_seq_cst);
+  const std::uint64_t written = head().written.load(std::memory_order_acquire);
   if (written - position_ > kCapacity) {
     fail(ErrorKind::kPeerLost, "the peer's ring holds impossible numbers: it is unusable");
   }
@@ -138,7 +136,7 @@ std::vector<std::byte> Ring::read() {
   std::vector<std::byte> message(length);
   copy_out(position_ + kLengthBytes, message);
   position_ += padded(length);
-  head().read.store(position_, std::memory_order_seq_cst);
+  head().read.store(position_, std::memory_order_release);
   return message;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/unique_fd.h"
 #include "os/segment.h"
+#include "os/wait.h"
 
 namespace convoy::share {
 
@@ -43,10 +44,9 @@ class Ring {
   std::vector<std::byte> read();  // has_message() was true
   void finish();                  // is done with the message that it read last
 
-  // Set by who is about to sleep until the other side has moved; taken by the other side, which
-  // then has to wake it.
-  std::atomic<std::uint32_t>& reader_sleeps() const;
-  std::atomic<std::uint32_t>& writer_sleeps() const;
+  // Raised by who is about to sleep until the other side has moved.
+  SleepFlag& reader_sleeps() const;
+  SleepFlag& writer_sleeps() const;
 
  private:
   struct Head;

@@ -103,11 +103,6 @@ std::uint64_t SlotRing::self() const {
   return own_process_word() & kRest;
 }
 
-void SlotRing::tell(WaitWord& word) noexcept {
-  word.value.fetch_add(1);
-  word.wake();
-}
-
 std::optional<std::size_t> SlotRing::try_fill() const {
   const std::uint64_t mine = state_of(kFilling, self());
   for (std::size_t i = 0; i < slots_; ++i) {
@@ -121,7 +116,7 @@ std::uint64_t SlotRing::commit(std::size_t slot) const {
   const std::uint64_t number = head_->numbers.fetch_add(1) + 1;
   entries_[slot].number.store(number);
   entries_[slot].state.store(state_of(kReady, number));
-  tell(head_->filled);
+  ring(head_->filled);
   return number;
 }
 
@@ -146,13 +141,13 @@ std::uint64_t SlotRing::number(std::size_t slot) const { return entries_[slot].n
 
 void SlotRing::release(std::size_t slot) const noexcept {
   entries_[slot].state.store(0);
-  tell(head_->freed);
+  ring(head_->freed);
 }
 
 void SlotRing::close() const noexcept {
   head_->closed.store(1);
-  tell(head_->freed);
-  tell(head_->filled);
+  ring(head_->freed);
+  ring(head_->filled);
 }
 
 template <class Take>
@@ -212,7 +207,7 @@ std::size_t SlotRing::reclaim() const {
     (kind == kFilling ? head_->abandoned : head_->returned).fetch_add(1);
     log_warn("slot ", i, ": pid ", pid_of(holder), " ended while it was ",
              kind == kFilling ? "filling it; it is free again" : "reading it; it is ready again");
-    tell(kind == kFilling ? head_->freed : head_->filled);
+    ring(kind == kFilling ? head_->freed : head_->filled);
   }
   return taken;
 }

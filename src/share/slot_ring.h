@@ -98,7 +98,6 @@ class SlotRing {
   template <class Take>
   std::optional<std::size_t> wait(WaitWord& word, const char* what, const Deadline& deadline,
                                   Take take) const;
-  static void tell(WaitWord& word) noexcept;
   std::uint64_t self() const;  // this process in a slot's state
 
   SlotHead* head_ = nullptr;

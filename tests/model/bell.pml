@@ -1,4 +1,4 @@
-/* Announce, look again, sleep: src/os/bell.h. One changer, which makes a condition true and rings; sleepers,
+/* Announce, look again, sleep: src/os/wait.h. One changer, which makes a condition true and rings; sleepers,
  * which sleep until it is.
  *
  * Checked: no wake-up is lost: a sleeper that sleeps for ever is an invalid end state.

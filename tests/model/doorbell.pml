@@ -1,5 +1,5 @@
 /* The doorbell of an endpoint and how its threads sleep: src/transport/shm/doorbell.h (knock, rouse),
- * shm_endpoint.cpp (wait, leave_wait, serve), shm_arrivals.cpp (push_task), on os/bell.h.
+ * shm_endpoint.cpp (wait, leave_wait, serve), shm_arrivals.cpp (push_task), on os/wait.h.
  *
  * Checked: no wake-up is lost. Every letter is taken by somebody: a request by the thread that serves, a
  * reply by any. The thread that waits ends when its reply was taken, or earlier (its deadline), and nobody

@@ -7,7 +7,7 @@
  *
  * Each part under the lock is one step: the lock orders them. What goes on without it is the futex:
  * the value of the bell is looked at once more when going to sleep (futex_wait), and the ring comes
- * some time after the lock was given back (futex_wake). TURNS lets sleepers look again by themselves
+ * some time after the lock was given back (ring_anyway). TURNS lets sleepers look again by themselves
  * when nothing else happens, as kLongestSleep does; without it a consumer that was woken and killed
  * takes the ring with it. NO_CHAIN: who was woken does not ring for the next one. NO_BELL: who goes
  * to sleep does not look at the bell again. Each of these must fail.
@@ -33,13 +33,14 @@ byte taken;               /* in all */
 /* Lock::ring, under the lock. */
 inline ring(rings) {
   if
-  :: sleepers > 0 && !waking -> waking = true; bell++; rings = true
+  :: sleepers > 0 && !waking -> waking = true; rings = true
   :: else
   fi
 }
 
-/* futex_wake(1): any one of those that sleep. A killed one is not in the list any more. */
+/* ring_anyway(1), without the lock: any one of those that sleep. A killed one is not in the list any more. */
 inline wake_one() {
+  bell++;
   atomic {
     if
     :: asleep[0] -> asleep[0] = false

@@ -32,12 +32,13 @@ byte put;                 /* in all */
 
 inline ring(rings) {
   if
-  :: sleepers > 0 && !waking -> waking = true; bell++; rings = true
+  :: sleepers > 0 && !waking -> waking = true; rings = true
   :: else
   fi
 }
 
 inline wake_one() {
+  bell++;
   atomic {
     if
     :: asleep[0] -> asleep[0] = false

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "os/bell.h"
+#include "os/wait.h"
 
 namespace convoy::shm {
 
@@ -25,7 +25,7 @@ namespace convoy::shm {
 // that serves; if that is awake it looks before it sleeps. All operations on this line are
 // sequentially consistent, so that they have one order in which, for a sender (1: set the bit, 2:
 // look who is awake or asleep) and a thread (1: announce that it sleeps or leaves, 2: look at the
-// bits), one of the two sees the other; then os/bell.h applies. tests/model/doorbell.pml checks it.
+// bits), one of the two sees the other; then os/wait.h applies. tests/model/doorbell.pml checks it.
 struct alignas(64) Doorbell {
   static constexpr std::size_t kWords = 5;
   static constexpr std::size_t kSlots = 64 * kWords;

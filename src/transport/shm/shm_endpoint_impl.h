@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "base/guarded.h"
-#include "os/bell.h"
 #include "os/fork_guard.h"
+#include "os/wait.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/doorbell.h"
 #include "transport/shm/fabric.h"
