@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-CORE = ["base", "os", "store", "transport", "coll"]  # no torch header in these, nor in launch
+CORE = ["base", "os", "store", "transport", "coll", "agent"]  # no torch header in these, nor in launch
 BELOW_GROUPS = CORE + ["tensor"]
 GROUPS = BELOW_GROUPS + ["group", "share"]
 
@@ -23,6 +23,7 @@ MAY_INCLUDE = {
     "store": ["base", "os"],
     "transport": ["base", "os"],
     "coll": ["base", "os", "store", "transport"],
+    "agent": ["base", "os", "store", "transport"],
     "mpi": CORE,
     "tensor": CORE,
     "group": BELOW_GROUPS + ["mpi"],
@@ -79,7 +80,13 @@ PUBLIC_HEADERS = {
     "sharded_optimizer.h": "ddp",
     "elastic.h": "ddp",
     "optimizer_in_backward.h": "ddp",
+    "rpc_error.h": "agent",
+    "future.h": "rpc",
     "rpc.h": "rpc",
+    "rpc_function.h": "rpc",
+    "rpc_operator.h": "rpc",
+    "rpc_stats.h": "rpc",
+    "rpc_values.h": "rpc",
     "autograd.h": "autograd",
     "optim.h": "optim",
     "convoy.h": "all",

@@ -44,3 +44,6 @@
 #include "convoy/sharded_optimizer.h"
 #include "convoy/sync_batch_norm.h"
 #include "convoy/tensors_in.h"
+
+// Calls of functions in other processes.
+#include "convoy/rpc.h"

@@ -119,16 +119,28 @@ void put_value(Sink& to, const T& value) {
   }
 }
 
+template <class Source>
+struct Nesting {
+  explicit Nesting(Source&) {}
+};
+template <class Source>
+  requires requires { typename Source::Nested; }
+struct Nesting<Source> : Source::Nested {
+  using Source::Nested::Nested;
+};
+
 // Takes a value from a source, which has kHolds as sinks have it and
 //   T take_held<T>();
 //   std::uint64_t take_unsigned();
 //   std::size_t take_count();         of the items that follow; never more than can follow
 //   [[noreturn]] void wrong_kind();   what was taken last is not what is wanted here
+//   class Nested;                     (may be missing) made of it around each type with fields
 template <class T, class Source>
 T take_value(Source& from) {
   if constexpr (Source::template kHolds<T>) {
     return from.template take_held<T>();
   } else if constexpr (HasFields<T>) {
+    [[maybe_unused]] const Nesting<Source> nesting(from);
     T value{};
     std::apply(
         [&from](auto&... each) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
@@ -41,6 +42,12 @@ struct FunctionEntry : FunctionInfo {
   const void* identity = nullptr;  // one address for each function
   Runner run_process = nullptr;
   Runner run_item = nullptr;
+  // Of functions that are called by other workers (convoy/rpc.h): a name without parameters, what
+  // their values are made of with its hash, and what runs them.
+  std::string call_name = {};
+  std::string call_signature = {};
+  std::uint64_t call_hash = 0;
+  void (*run_call)(void* call) noexcept = nullptr;
 };
 
 // Finds or makes the entry of a function and gives it one more way to be run. The name comes from
@@ -50,6 +57,24 @@ struct FunctionEntry : FunctionInfo {
 const FunctionEntry& register_function(const void* identity, const std::type_info& type,
                                        const std::type_info& signature, FunctionUse use,
                                        Runner runner);
+
+// A function that is called by other workers.
+struct CallRegistration {
+  const void* identity = nullptr;
+  const std::type_info* type = nullptr;  // as above
+  std::string signature = {};
+  bool lambda = false;  // then its name is the text that stands for it in this scope
+  std::string_view text = {};
+  const std::type_info* scope = nullptr;
+  void (*run)(void* call) noexcept = nullptr;
+};
+// Lets any peer call it. True, for initializers.
+bool export_function(const CallRegistration& function);
+// Of one that this process wants to call, exported here or not. kInvalidArgument for a lambda that
+// is not.
+const FunctionEntry& call_entry(const CallRegistration& function);
+// Those that peers may call.
+std::vector<const FunctionEntry*> exported_functions();
 
 // A message that asks for a function: its name and signature, arguments follow.
 share::Message function_request(const FunctionEntry& entry);

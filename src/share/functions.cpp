@@ -67,6 +67,53 @@ FunctionEntry& entry_for(Functions& known, const void* identity, const std::stri
   }
 }
 
+// The entry of a function that has one already, under whatever name.
+FunctionEntry* entry_of(Functions& known, const void* identity) {
+  for (auto& [name, entry] : known) {
+    if (entry.identity == identity) return &entry;
+  }
+  return nullptr;
+}
+
+// Of "sim::Net::forward(at::Tensor) const": "sim::Net::forward".
+std::string without_parameters(std::string name) {
+  if (name.ends_with(" const")) name.resize(name.size() - 6);
+  if (!name.ends_with(')')) return name;
+  int depth = 0;
+  for (std::size_t i = name.size(); i-- > 0;) {
+    depth += name[i] == ')' ? 1 : name[i] == '(' ? -1 : 0;
+    if (depth == 0) return i == 0 ? name : name.substr(0, i);
+  }
+  return name;
+}
+
+// A lambda's name is that of its variable, with the namespace that the type `scope` is in.
+std::string name_of_lambda(std::string_view text, const std::type_info& scope) {
+  std::string name = demangled(scope.name());
+  const std::size_t end = name.rfind("::");
+  name = end == std::string::npos ? "" : name.substr(0, end + 2);
+  constexpr std::string_view kUnnamed = "(anonymous namespace)::";  // that of the macro itself
+  if (name.ends_with(kUnnamed)) name.resize(name.size() - kUnnamed.size());
+  return name + std::string(text);
+}
+
+FunctionEntry& enter_call(Functions& known, const detail::CallRegistration& function) {
+  FunctionEntry* entry = entry_of(known, function.identity);
+  if (!entry || entry->call_name.empty()) {
+    const std::string name = function.lambda ? name_of_lambda(function.text, *function.scope)
+                                             : name_of_function(*function.type);
+    if (!entry) entry = &entry_for(known, function.identity, name);
+    entry->call_name = function.lambda ? name : without_parameters(name);
+    entry->call_signature = function.signature;
+    entry->call_hash = hash_of(function.signature);
+    if (entry->signature.empty()) {
+      entry->signature = entry->call_signature;
+      entry->signature_hash = entry->call_hash;
+    }
+  }
+  return *entry;
+}
+
 Runner runner_of(const FunctionEntry& entry, FunctionUse use) {
   return use == FunctionUse::kProcess ? entry.run_process : entry.run_item;
 }
@@ -97,11 +144,39 @@ const FunctionEntry& register_function(const void* identity, const std::type_inf
                                        const std::type_info& signature, FunctionUse use,
                                        Runner runner) {
   auto known = functions().lock();
-  FunctionEntry& entry = entry_for(*known, identity, name_of_function(type));
+  FunctionEntry* const found = entry_of(*known, identity);
+  FunctionEntry& entry = found ? *found : entry_for(*known, identity, name_of_function(type));
   entry.signature = demangled(signature.name());
   entry.signature_hash = hash_of(signature.name());
   (use == FunctionUse::kProcess ? entry.run_process : entry.run_item) = runner;
   return entry;
+}
+
+bool export_function(const CallRegistration& function) {
+  auto known = functions().lock();
+  FunctionEntry& entry = enter_call(*known, function);
+  entry.exported = true;
+  entry.run_call = function.run;
+  return true;
+}
+
+const FunctionEntry& call_entry(const CallRegistration& function) {
+  auto known = functions().lock();
+  if (const FunctionEntry* const entry = entry_of(*known, function.identity);
+      function.lambda && (!entry || entry->call_name.empty())) {
+    fail(ErrorKind::kInvalidArgument,
+         "rpc: a lambda is called that has no CONVOY_RPC in this program, which gives it its name");
+  }
+  return enter_call(*known, function);
+}
+
+std::vector<const FunctionEntry*> exported_functions() {
+  std::vector<const FunctionEntry*> all;
+  auto known = functions().lock();
+  for (const auto& [name, entry] : *known) {
+    if (entry.exported) all.push_back(&entry);
+  }
+  return all;
 }
 
 Message function_request(const FunctionEntry& entry) {

@@ -1,0 +1,322 @@
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "convoy/deadline.h"
+#include "convoy/future.h"
+#include "convoy/rpc_error.h"
+#include "convoy/rpc_function.h"
+#include "convoy/rpc_operator.h"
+#include "convoy/rpc_stats.h"
+#include "convoy/rpc_values.h"
+#include "convoy/store.h"
+
+// Calls of functions in other processes.
+//
+//   at::Tensor my_add(at::Tensor a, at::Tensor b) { return a + b; }
+//   CONVOY_RPC(my_add);                                     // others may call it
+//
+//   convoy::rpc::Session rpc({.name = "worker0"});
+//   auto t3 = rpc.rpc_sync<my_add>("worker1", t1, t2);      // waits
+//   auto fut = rpc.rpc_async<my_add>("worker1", t1, t2);    // Future<at::Tensor>
+//   auto t4 = rpc.to("worker1", {.timeout = 5s}).rpc_sync<my_add>(t1, t2);
+//   rpc.shutdown();
+//
+// docs/rpc.md is the guide.
+namespace convoy::rpc {
+
+struct WorkerInfo {
+  std::string name;
+  int rank = 0;
+
+  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
+};
+
+// Whom a call goes to: a name, a rank, or a WorkerInfo. Refers to the name.
+class To {
+ public:
+  To(const char* name) : name_(name) {}
+  To(std::string_view name) : name_(name) {}
+  To(const std::string& name) : name_(name) {}
+  To(const WorkerInfo& worker) : rank_(worker.rank) {}
+  template <std::integral Rank>
+  To(Rank rank) : rank_(static_cast<std::int64_t>(rank)) {}
+
+  std::string_view name() const { return name_; }  // empty: by rank
+  const std::optional<std::int64_t>& rank() const { return rank_; }
+
+ private:
+  std::string_view name_;
+  std::optional<std::int64_t> rank_;
+};
+
+// What a caller does that has too much under way to one worker.
+enum class WhenFull {
+  kWait,   // until there is room, at most until the call's deadline
+  kThrow,  // kResource
+};
+
+struct SessionOptions {
+  std::string name = {};          // letters, digits and _ : - . at most 127; empty: "worker<rank>"
+  std::string method = "env://";  // how workers meet: see convoy/rendezvous.h
+  std::optional<int> rank = {};   // instead of what the launcher says
+  std::optional<int> size = {};
+  // Meet through this instead: `rank` and `size` must be given.
+  std::shared_ptr<Store> store = nullptr;
+  // Of calls that do not say their own; 0: never.
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  std::chrono::milliseconds start_timeout = Store::kDefaultTimeout;  // of meeting
+
+  int threads = 16;               // handlers that run at once; those that wait in our calls
+                                  // do not count
+  std::size_t most_calls = 8192;  // under way to one worker
+  std::size_t most_bytes = std::size_t{1} << 30;  // likewise
+  WhenFull when_full = WhenFull::kWait;
+  // Operators that others may call by name ("aten::add"); none by default.
+  std::vector<std::string> operators = {};
+};
+
+struct CallOptions {
+  // Until there is a result; nullopt: the session's; 0: never.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  // Tensors that are in shared memory already (convoy/share.h) are not copied:
+  // the callee gets the same memory, and what it writes there is seen here.
+  bool lend = false;
+  // Tensors are not written to until the call has ended: rpc_async() then copies large ones once
+  // instead of twice. rpc_sync() always does.
+  bool stays = false;
+};
+
+struct ShutdownOptions {
+  // Waits until no worker has calls under way; all workers must call
+  // shutdown(). Without it, calls under way end with kCancelled.
+  bool graceful = true;
+  // kTimeout, with who is waited for; the session is still open then. 0: never.
+  std::chrono::milliseconds timeout = Store::kDefaultTimeout;
+};
+
+class Target;
+
+// A worker among others. Copies are the same session, which ends by shutdown(),
+// or abruptly when the last copy goes that is no handler's. Thread-safe.
+class Session {
+ public:
+  // Meets the others; all of them make theirs. A process may have several
+  // sessions. Throws kInvalidArgument for a bad name, one that two have ("is
+  // not unique", on all of them), and what rendezvous() throws.
+  explicit Session(const SessionOptions& options = {});
+  explicit Session(std::shared_ptr<detail::SessionImpl> impl) : impl_(std::move(impl)) {}
+
+  // Runs a function that has CONVOY_RPC on another worker, or on this one, and
+  // waits for its result. Arguments are converted to the function's parameters.
+  // Throws RemoteError: kRemote with what the function threw, kTimeout,
+  // kPeerLost, kCancelled, kInvalidArgument if the worker has no such function
+  // or another one; Error kInvalidArgument for an unknown worker or after
+  // shutdown.
+  template <auto Function, class... Arguments>
+  auto rpc_sync(const To& to, Arguments&&... arguments) const;
+  // Does not wait: a Future<> of the result.
+  template <auto Function, class... Arguments>
+  auto rpc_async(const To& to, Arguments&&... arguments) const;
+  // The same for calls with options.
+  Target to(const To& worker, const CallOptions& options = {}) const;
+
+  // An operator of torch's by name ("aten::add", "aten::add.Tensor"), where the
+  // other side's SessionOptions::operators has it:
+  // rpc_sync<at::Tensor>("worker1", rpc::op("aten::add"), a, b).
+  template <class Result, class... Arguments>
+  Result rpc_sync(const To& to, const Operator& op, Arguments&&... arguments) const;
+  template <class Result, class... Arguments>
+  Future<Result> rpc_async(const To& to, const Operator& op, Arguments&&... arguments) const;
+
+  WorkerInfo worker_info() const;  // this one
+  // kInvalidArgument: "could not find destination".
+  WorkerInfo worker_info(const To& worker) const;
+  std::vector<WorkerInfo> workers() const;  // by rank
+  int size() const;
+
+  // What each of these workers (all, by default) gives, by name. Each of them
+  // calls it. kTimeout names those who did not come. `timeout` 0: the
+  // session's.
+  template <class T>
+  std::map<std::string, T> all_gather(const T& value, const std::vector<std::string>& names = {},
+                                      std::chrono::milliseconds timeout = {}) const;
+  void barrier(const std::vector<std::string>& names = {},
+               std::chrono::milliseconds timeout = {}) const;
+
+  void shutdown(const ShutdownOptions& options = {}) const;
+
+  std::chrono::milliseconds timeout() const;
+  // Of calls that are made from now on.
+  void set_timeout(std::chrono::milliseconds timeout) const;
+  Stats stats() const;
+
+ private:
+  friend class Target;
+  std::map<std::string, std::string> gather_bytes(const std::string& mine,
+                                                  const std::vector<std::string>& names,
+                                                  std::chrono::milliseconds timeout) const;
+
+  std::shared_ptr<detail::SessionImpl> impl_;
+};
+
+// A worker of a session, and options of the calls to it. A value.
+class Target {
+ public:
+  template <auto Function, class... Arguments>
+  auto rpc_sync(Arguments&&... arguments) const;
+  template <auto Function, class... Arguments>
+  auto rpc_async(Arguments&&... arguments) const;
+
+ private:
+  friend class Session;
+  Target(Session session, std::uint32_t worker, const CallOptions& options)
+      : session_(std::move(session)), worker_(worker), options_(options) {}
+
+  Session session_;
+  std::uint32_t worker_;
+  CallOptions options_;
+};
+
+// The call whose handler runs on this thread. Continuations of a coroutine have
+// it, too.
+class CurrentCall {
+ public:
+  explicit CurrentCall(std::shared_ptr<void> call) : call_(std::move(call)) {}
+
+  Session session() const;
+  WorkerInfo caller() const;
+  std::string function() const;
+  // Until when the caller waits.
+  Deadline deadline() const;
+  // Nobody waits for the result any more: the caller gave up, its time is over,
+  // or it is gone.
+  bool cancelled() const;
+
+ private:
+  std::shared_ptr<void> call_;
+};
+// kInvalidArgument outside of a handler.
+CurrentCall current();
+
+// ----------------------------------------------------------------------------------------------
+
+namespace detail {
+
+std::uint32_t find_worker(SessionImpl& session, const To& to);
+// Ends `core` by what the call gives. `keep` holds it meanwhile; without it, it
+// is on the stack.
+struct CallStart {
+  const std::shared_ptr<SessionImpl>& session;
+  FutureCore& core;
+  std::shared_ptr<FutureCore> keep;
+  std::uint32_t worker;
+  const CallKey& key;
+  const CallOptions& options;
+};
+void start_call(const CallStart& start, const Body& body);
+void wait_for_call(SessionImpl& session, FutureCore& core);
+
+// A parameter as it is sent: the argument itself, if that is of its type.
+template <class Value, class Argument>
+using Passed = std::conditional_t<std::same_as<std::remove_cvref_t<Argument>, Value>, const Value&,
+                                  const Value>;
+
+template <auto Function, class... Arguments>
+void call(CallStart start, bool sync, Arguments&&... arguments) {
+  using Shape = typename RpcFunction<Function>::Shape;
+  using Values = typename Shape::Values;
+  static_assert(std::tuple_size_v<Values> == sizeof...(Arguments),
+                "rpc: as many arguments as the function has parameters");
+  static_assert(Shape::template kFits<Arguments...>,
+                "rpc: an argument cannot be converted to the function's parameter");
+  const auto mode = start.options.stays || sync ? TensorMode::kStay : TensorMode::kCopy;
+  [&]<class... V>(std::tuple<V...>*) {
+    [&](Passed<V, Arguments>... values) {
+      with_body(
+          mode, start.options.lend, [&](const Body& body) { start_call(start, body); }, values...);
+    }(static_cast<Passed<V, Arguments>>(std::forward<Arguments>(arguments))...);
+  }(static_cast<Values*>(nullptr));
+}
+
+template <auto Function, class... Arguments>
+auto call_sync(const std::shared_ptr<SessionImpl>& session, std::uint32_t worker,
+               const CallOptions& options, Arguments&&... arguments) {
+  using Result = typename RpcFunction<Function>::Result;
+  FutureState<Result> state;
+  call<Function>({session, state, nullptr, worker, key_of<Function>(), options}, true,
+                 std::forward<Arguments>(arguments)...);
+  wait_for_call(*session, state);
+  if constexpr (!std::is_void_v<Result>) return Result(std::move(state.value()));
+}
+
+template <auto Function, class... Arguments>
+auto call_async(const std::shared_ptr<SessionImpl>& session, std::uint32_t worker,
+                const CallOptions& options, Arguments&&... arguments) {
+  using Result = typename RpcFunction<Function>::Result;
+  auto state = std::make_shared<FutureState<Result>>(session);
+  call<Function>({session, *state, state, worker, key_of<Function>(), options}, false,
+                 std::forward<Arguments>(arguments)...);
+  return Future<Result>(std::move(state));
+}
+
+}  // namespace detail
+
+template <auto Function, class... Arguments>
+auto Session::rpc_sync(const To& to, Arguments&&... arguments) const {
+  return detail::call_sync<Function>(impl_, detail::find_worker(*impl_, to), {},
+                                     std::forward<Arguments>(arguments)...);
+}
+template <auto Function, class... Arguments>
+auto Session::rpc_async(const To& to, Arguments&&... arguments) const {
+  return detail::call_async<Function>(impl_, detail::find_worker(*impl_, to), {},
+                                      std::forward<Arguments>(arguments)...);
+}
+template <auto Function, class... Arguments>
+auto Target::rpc_sync(Arguments&&... arguments) const {
+  return detail::call_sync<Function>(session_.impl_, worker_, options_,
+                                     std::forward<Arguments>(arguments)...);
+}
+template <auto Function, class... Arguments>
+auto Target::rpc_async(Arguments&&... arguments) const {
+  return detail::call_async<Function>(session_.impl_, worker_, options_,
+                                      std::forward<Arguments>(arguments)...);
+}
+
+template <class Result, class... Arguments>
+Future<Result> Session::rpc_async(const To& to, const Operator& op,
+                                  Arguments&&... arguments) const {
+  return rpc_async<detail::run_operator>(
+             to, op.name, std::vector<OperatorValue>{detail::operator_value(arguments)...})
+      .then([](const std::vector<OperatorValue>& results) {
+        return detail::operator_result<Result>(results);
+      });
+}
+template <class Result, class... Arguments>
+Result Session::rpc_sync(const To& to, const Operator& op, Arguments&&... arguments) const {
+  return rpc_async<Result>(to, op, std::forward<Arguments>(arguments)...).wait();
+}
+
+template <class T>
+std::map<std::string, T> Session::all_gather(const T& value, const std::vector<std::string>& names,
+                                             std::chrono::milliseconds timeout) const {
+  std::map<std::string, T> all;
+  for (const auto& [name, bytes] : gather_bytes(detail::to_text(value), names, timeout)) {
+    all.emplace(name, detail::from_text<T>(bytes));
+  }
+  return all;
+}
+
+}  // namespace convoy::rpc

@@ -1,0 +1,387 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "convoy/fields.h"
+#include "convoy/future.h"
+
+// How arguments and results of calls become bytes (docs/wire.md has the tables): a sink and a
+// source of convoy/fields.h. Two passes: the first finds out how many bytes there are, the second
+// writes them to where they travel. For convoy/rpc.h; nothing here is for direct use.
+namespace convoy::rpc::detail {
+
+using Bytes = std::vector<std::byte>;
+
+// Numbers go as they lie in memory, with their own width.
+template <class T>
+concept PlainNumber = (std::integral<T> && !std::same_as<T, bool>) || std::same_as<T, float> ||
+                      std::same_as<T, double>;
+template <class T>
+inline constexpr bool kPlainVector = false;
+template <class T>
+inline constexpr bool kPlainVector<std::vector<T>> = PlainNumber<T> || std::same_as<T, std::byte>;
+
+// What sink and source hold as it is. Everything else is made of these.
+template <class T>
+inline constexpr bool kHeld =
+    std::same_as<T, bool> || PlainNumber<T> || std::same_as<T, std::monostate> ||
+    std::same_as<T, std::string> || std::same_as<T, at::Tensor> || kPlainVector<T>;
+
+// How tensors travel.
+enum class TensorMode : std::uint8_t {
+  kStay,    // large ones stay as they are until they were read: the caller sees to that
+  kCopy,    // they are copied before the call returns
+  kResult,  // as kStay where nobody else has the memory, otherwise kCopy
+  kInline,  // all bytes are in the message itself
+};
+
+// The tensors of one message, as they will be written.
+class TensorsOut {
+ public:
+  struct Plan {
+    at::Tensor tensor;           // whose memory it is
+    at::Tensor shape;            // whose sizes they are, if those of another
+    const void* data = nullptr;  // the bytes
+    std::uint64_t bytes = 0;
+    std::uint32_t piece = 0;  // 0: in the message; n: piece n
+    std::uint32_t parts = 0;  // so many storages follow
+    std::string header;       // the bytes of those that are not plain
+    at::IntArrayRef sizes;
+    c10::SmallVector<std::int64_t, 6> strides;  // if they are not those of a contiguous tensor
+    std::uint8_t kind = 0, type = 0, flags = 0;
+    bool private_copy = false;  // nobody else has the memory
+  };
+
+  TensorsOut(TensorMode mode, bool lend) : mode_(mode), lend_(lend) {}
+
+  // Plans for a tensor; how many bytes it takes in the message. Throws kUnsupported,
+  // kInvalidArgument.
+  std::size_t add(const at::Tensor& tensor);
+  // Writes the next one; where it ends.
+  std::byte* write_next(std::byte* to, std::byte* end);
+
+  const c10::SmallVector<Plan, 3>& plans() const { return plans_; }
+  TensorMode mode() const { return mode_; }
+  std::uint32_t pieces() const { return pieces_; }
+
+ private:
+  std::size_t add_strided(const at::Tensor& tensor, Plan plan);
+  std::size_t add_other(const at::Tensor& tensor, Plan plan);
+  std::size_t add_lent(const at::Tensor& tensor, Plan plan);
+  std::size_t place(Plan& plan);
+
+  const TensorMode mode_;
+  const bool lend_;
+  std::uint32_t pieces_ = 0;
+  std::size_t inline_bytes_ = 0;
+  std::size_t next_ = 0;
+  c10::SmallVector<Plan, 3> plans_;
+};
+
+// The first pass.
+class ValueSizer {
+ public:
+  template <class T>
+  static constexpr bool kHolds = kHeld<T>;
+
+  explicit ValueSizer(TensorsOut& tensors) : tensors_(tensors) {}
+  std::size_t bytes() const { return bytes_; }
+
+  template <class T>
+  void add(const T& value) {
+    if constexpr (std::same_as<T, at::Tensor>) {
+      bytes_ += tensors_.add(value);
+    } else if constexpr (kPlainVector<T>) {
+      bytes_ += sizeof(std::uint64_t) + value.size() * sizeof(typename T::value_type);
+    } else if constexpr (std::same_as<T, std::string>) {
+      add_text(value);
+    } else {
+      bytes_ += sizeof(T);
+    }
+  }
+  void add_text(std::string_view text) { bytes_ += sizeof(std::uint64_t) + text.size(); }
+  void add_unsigned(std::uint64_t) { bytes_ += sizeof(std::uint64_t); }
+
+ private:
+  TensorsOut& tensors_;
+  std::size_t bytes_ = 0;
+};
+
+// The second.
+class ValueWriter {
+ public:
+  template <class T>
+  static constexpr bool kHolds = kHeld<T>;
+
+  ValueWriter(std::byte* to, std::size_t bytes, TensorsOut& tensors)
+      : at_(to), end_(to + bytes), tensors_(tensors) {}
+
+  template <class T>
+  void add(const T& value) {
+    if constexpr (std::same_as<T, at::Tensor>) {
+      at_ = tensors_.write_next(at_, end_);
+    } else if constexpr (kPlainVector<T>) {
+      add_unsigned(value.size());
+      put(value.data(), value.size() * sizeof(typename T::value_type));
+    } else if constexpr (std::same_as<T, std::string>) {
+      add_text(value);
+    } else if constexpr (std::same_as<T, std::monostate>) {
+      const std::byte nothing{};
+      put(&nothing, 1);
+    } else {
+      put(&value, sizeof value);
+    }
+  }
+  void add_text(std::string_view text) {
+    add_unsigned(text.size());
+    put(text.data(), text.size());
+  }
+  void add_unsigned(std::uint64_t value) { put(&value, sizeof value); }
+  // kInvalidArgument unless all was written: somebody changes the values meanwhile.
+  void finish() const;
+  [[noreturn]] static void fail_changed();
+
+ private:
+  void put(const void* data, std::size_t bytes) {
+    if (bytes > static_cast<std::size_t>(end_ - at_)) fail_changed();
+    if (bytes != 0) std::memcpy(at_, data, bytes);
+    at_ += bytes;
+  }
+
+  std::byte* at_;
+  std::byte* const end_;
+  TensorsOut& tensors_;
+};
+
+// Takes values from what arrived, which may be anything: kInvalidArgument.
+class ValueSource {
+ public:
+  template <class T>
+  static constexpr bool kHolds = kHeld<T>;
+
+  // `parts`: std::span<transport::Part>, which tensors take for themselves.
+  ValueSource(const std::byte* data, std::size_t bytes, void* parts)
+      : at_(data), end_(data + bytes), parts_(parts) {}
+
+  template <class T>
+  T take() {
+    return convoy::detail::take_value<T>(*this);
+  }
+  template <class T>
+  T take_held() {
+    if constexpr (std::same_as<T, at::Tensor>) {
+      return take_tensor();
+    } else if constexpr (kPlainVector<T>) {
+      using Item = typename T::value_type;
+      const std::size_t count = checked_count(take_unsigned(), sizeof(Item));
+      T values(count);
+      copy(values.data(), count * sizeof(Item));
+      return values;
+    } else if constexpr (std::same_as<T, std::string>) {
+      const std::size_t count = checked_count(take_unsigned(), 1);
+      std::string text(count, '\0');
+      copy(text.data(), count);
+      return text;
+    } else if constexpr (std::same_as<T, bool>) {
+      std::uint8_t value = 0;
+      copy(&value, 1);
+      if (value > 1) wrong_kind();
+      return value == 1;
+    } else if constexpr (std::same_as<T, std::monostate>) {
+      std::uint8_t value = 0;
+      copy(&value, 1);
+      return {};
+    } else {
+      T value;
+      copy(&value, sizeof value);
+      return value;
+    }
+  }
+  std::uint64_t take_unsigned() {
+    std::uint64_t value = 0;
+    copy(&value, sizeof value);
+    return value;
+  }
+  std::size_t take_count() {
+    return checked_count(static_cast<std::uint64_t>(take_held<std::int64_t>()), 1);
+  }
+  [[noreturn]] void wrong_kind() const;
+  // Nothing may be left.
+  void finish() const;
+
+  // Types that hold themselves (a tree, say) nest as deep as the bytes say, within limits.
+  class Nested {
+   public:
+    explicit Nested(ValueSource& source) : source_(source) {
+      if (++source_.depth_ > kMostDepth) source_.wrong_kind();
+    }
+    ~Nested() { --source_.depth_; }
+    Nested(const Nested&) = delete;
+    Nested& operator=(const Nested&) = delete;
+
+   private:
+    ValueSource& source_;
+  };
+
+ private:
+  static constexpr int kMostDepth = 500;
+
+  std::size_t checked_count(std::uint64_t count, std::size_t bytes_each) const {
+    if (count > static_cast<std::size_t>(end_ - at_) / bytes_each) wrong_kind();
+    return static_cast<std::size_t>(count);
+  }
+  void copy(void* to, std::size_t bytes) {
+    if (bytes > static_cast<std::size_t>(end_ - at_)) wrong_kind();
+    if (bytes != 0) std::memcpy(to, at_, bytes);
+    at_ += bytes;
+  }
+  at::Tensor take_tensor();
+
+  const std::byte* at_;
+  const std::byte* const end_;
+  void* const parts_;
+  std::uint32_t next_piece_ = 1;
+  int depth_ = 0;
+};
+
+template <class T>
+void FutureState<T>::decode(ValueSource& source) {
+  value_.emplace(source.take<Stored<T>>());
+}
+
+// Values on their way: written when the engine has room for them.
+struct Body {
+  std::size_t bytes = 0;
+  void* values = nullptr;
+  void (*write)(void* values, std::byte* to, std::size_t bytes) = nullptr;
+  TensorsOut* tensors = nullptr;
+};
+
+// Calls send(Body) with these values.
+template <class Send, class... T>
+decltype(auto) with_body(TensorMode mode, bool lend, Send send, const T&... values) {
+  TensorsOut tensors(mode, lend);
+  ValueSizer sizer(tensors);
+  (convoy::detail::put_value(sizer, values), ...);
+  auto write = [&](std::byte* to, std::size_t bytes) {
+    ValueWriter writer(to, bytes, tensors);
+    (convoy::detail::put_value(writer, values), ...);
+    writer.finish();
+  };
+  using Write = decltype(write);
+  return send(Body{
+      sizer.bytes(), &write,
+      [](void* self, std::byte* to, std::size_t bytes) { (*static_cast<Write*>(self))(to, bytes); },
+      &tensors});
+}
+
+// Of values without pieces.
+std::string to_text(const Body& body);
+template <class T>
+std::string to_text(const T& value) {
+  return with_body(
+      TensorMode::kInline, false, [](const Body& body) { return to_text(body); }, value);
+}
+template <class T>
+T from_text(std::string_view text) {
+  ValueSource source(reinterpret_cast<const std::byte*>(text.data()), text.size(), nullptr);
+  T value = source.take<T>();
+  source.finish();
+  return value;
+}
+
+// --- Signatures -------------------------------------------------------------------------------
+
+// Whether values of this type can be passed at all.
+template <class T>
+consteval bool is_passable() {
+  using namespace convoy::detail;
+  if constexpr (kHeld<T> || std::is_enum_v<T>) {
+    return true;
+  } else if constexpr (HasFields<T>) {
+    return true;  // what it holds is said when it is passed
+  } else if constexpr (kIsVector<T> || kIsOptional<T>) {
+    return is_passable<typename T::value_type>();
+  } else if constexpr (kIsMap<T>) {
+    return is_passable<typename T::key_type>() && is_passable<typename T::mapped_type>();
+  } else if constexpr (kIsVariant<T>) {
+    return []<class... Kinds>(std::variant<Kinds...>*) {
+      return (is_passable<Kinds>() && ...);
+    }(static_cast<T*>(nullptr));
+  } else if constexpr (Parts<T>) {
+    return []<std::size_t... i>(std::index_sequence<i...>) {
+      return (is_passable<std::remove_const_t<std::tuple_element_t<i, T>>>() && ...);
+    }(std::make_index_sequence<std::tuple_size_v<T>>());
+  } else {
+    return false;
+  }
+}
+
+// A text of how a type travels: its name, and its fields where it has some. Processes compare its
+// hash, so that a struct of which one side knows an older form is noticed.
+class Describer {
+ public:
+  template <class T>
+  void add() {
+    using namespace convoy::detail;
+    if constexpr (kHeld<T> || std::is_void_v<T> || std::is_enum_v<T>) {
+      name(typeid(T));
+    } else if constexpr (HasFields<T>) {
+      name(typeid(T));
+      if (enter(typeid(T))) {
+        add_all(static_cast<decltype(fields_of(std::declval<T&>()))*>(nullptr), '{', '}');
+        leave();
+      }
+    } else if constexpr (kIsVector<T> || kIsOptional<T>) {
+      text_ += kIsVector<T> ? "std::vector" : "std::optional";
+      add_list<typename T::value_type>('<', '>');
+    } else if constexpr (kIsMap<T>) {
+      text_ += "std::map";
+      add_list<typename T::key_type, typename T::mapped_type>('<', '>');
+    } else if constexpr (kIsVariant<T>) {
+      text_ += "std::variant";
+      add_all(static_cast<T*>(nullptr), '<', '>');
+    } else if constexpr (Parts<T>) {
+      [this]<std::size_t... i>(std::index_sequence<i...>) {
+        add_list<std::remove_const_t<std::tuple_element_t<i, T>>...>('(', ')');
+      }(std::make_index_sequence<std::tuple_size_v<T>>());
+    } else {
+      name(typeid(T));
+    }
+  }
+  template <class... T>
+  void add_list(char open, char close) {
+    text_ += open;
+    [[maybe_unused]] bool first = true;
+    ((text_ += first ? "" : ", ", first = false, add<std::remove_cvref_t<T>>()), ...);
+    text_ += close;
+  }
+  std::string& text() { return text_; }
+
+ private:
+  template <template <class...> class List, class... T>
+  void add_all(List<T...>*, char open, char close) {
+    add_list<T...>(open, close);
+  }
+  void name(const std::type_info& type);
+  bool enter(const std::type_info& type);  // false: it is in itself
+  void leave() { inside_.pop_back(); }
+
+  std::string text_;
+  std::vector<const std::type_info*> inside_;
+};
+
+}  // namespace convoy::rpc::detail

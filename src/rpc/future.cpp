@@ -1,0 +1,341 @@
+#include "convoy/future.h"
+
+#include <ATen/record_function.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <new>
+
+#include "agent/agent.h"
+#include "base/error.h"
+#include "convoy/share.h"
+#include "rpc/session_impl.h"
+#include "rpc/tensor_codec.h"
+#include "rpc/tensor_head.h"
+
+namespace convoy::rpc {
+
+void write_body(const detail::Body& body, std::span<std::byte> to) noexcept {
+  try {
+    body.write(body.values, to.data(), to.size());
+  } catch (...) {
+    // Another thread changes the values. What is there now fits nothing: the callee refuses it.
+    if (!to.empty()) std::memset(to.data(), 0xff, to.size());
+  }
+}
+
+namespace detail {
+
+// The engine's part of a call, in the state of its future.
+struct CallSlot final : agent::Call {
+  explicit CallSlot(FutureCore& future) : core(future) {}
+
+  void ended(agent::Outcome&& outcome) noexcept override;
+
+  FutureCore& core;
+  std::unique_ptr<at::RecordFunction> record;
+  std::vector<std::string> lent;  // tensors that are turned by the callee, or never
+};
+
+namespace {
+
+struct Closed final : Callback {
+  void run() noexcept override {}
+};
+
+CallSlot& slot_of(std::byte* call) { return *std::launder(reinterpret_cast<CallSlot*>(call)); }
+
+// In the order in which they came.
+void run_callbacks(Callback* newest) noexcept {
+  Callback* first = nullptr;
+  while (newest) {
+    Callback* const next = std::exchange(newest->next, first);
+    first = std::exchange(newest, next);
+  }
+  while (first) {
+    const std::unique_ptr<Callback> callback(std::exchange(first, first->next));
+    callback->run();
+  }
+}
+
+// Nobody will turn these any more.
+void take_back(const std::vector<std::string>& lent) noexcept {
+  for (const std::string& bytes : lent) {
+    try {
+      static_cast<void>(share::from_bytes(bytes));
+    } catch (const std::exception&) {  // the callee has
+    }
+  }
+}
+
+std::exception_ptr error_of(const agent::Failure& failure) {
+  return std::make_exception_ptr(
+      RemoteError(failure.kind, failure.text, failure.worker, failure.remote_type));
+}
+
+std::unique_ptr<at::RecordFunction> record_call(SessionImpl& session, const CallStart& start) {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (!callbacks) return nullptr;
+  auto record = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+  record->before(concat(start.keep ? "rpc_async#" : "rpc_sync#", start.key.entry->call_name, "(",
+                        session.agent().self().name, " -> ",
+                        session.agent().worker(std::int64_t{start.worker}).name, ")"));
+  record->_setAsync();  // it may end on another thread
+  return record;
+}
+
+}  // namespace
+
+void CallSlot::ended(agent::Outcome&& outcome) noexcept {
+  const auto keep = std::move(core.self_);
+  if (record) record->end();
+  if (outcome.failure) {
+    take_back(lent);
+    core.error_ = error_of(*outcome.failure);
+  } else {
+    try {
+      std::span<transport::Part> parts(outcome.parts);
+      ValueSource source(outcome.body.data(), outcome.body.size(), &parts);
+      core.decode(source);
+      source.finish();
+    } catch (...) {
+      core.error_ = std::current_exception();
+    }
+  }
+  Callback* const callbacks =
+      core.callbacks_.exchange(FutureCore::closed(), std::memory_order_acq_rel);
+  mark_over();  // one on a stack may be gone from here on
+  if (keep) run_callbacks(callbacks);
+}
+
+Callback* FutureCore::closed() noexcept {
+  static Closed closed;
+  return &closed;
+}
+
+FutureCore::~FutureCore() {
+  if (has_call_) slot_of(call_).~CallSlot();
+  // A state that never ended: its callbacks hear nothing.
+  Callback* callback = callbacks_.load(std::memory_order_acquire);
+  if (callback == closed()) return;
+  while (callback) delete std::exchange(callback, callback->next);
+}
+
+void FutureCore::on_done(std::unique_ptr<Callback> callback) noexcept {
+  Callback* newest = callbacks_.load(std::memory_order_acquire);
+  while (newest != closed()) {
+    callback->next = newest;
+    if (callbacks_.compare_exchange_weak(newest, callback.get(), std::memory_order_acq_rel)) {
+      static_cast<void>(callback.release());
+      return;
+    }
+  }
+  callback->run();
+}
+
+void FutureCore::end(std::exception_ptr error) noexcept {
+  error_ = std::move(error);
+  const auto session = session_;
+  Callback* const callbacks = callbacks_.exchange(closed(), std::memory_order_acq_rel);
+  run_callbacks(callbacks);
+  if (session) session->agent().wake();
+}
+
+void FutureCore::check() const {
+  if (!done()) {
+    fail(ErrorKind::kInvalidArgument, "a future's result() is asked for before it is done");
+  }
+  if (error_) std::rethrow_exception(error_);
+}
+
+namespace {
+
+// Without a session, on a thread of the user's.
+bool wait_alone(FutureCore& core, const Deadline& deadline) {
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable opened;
+    bool open = false;
+  };
+  const auto gate = std::make_shared<Gate>();
+  when_done(core, [gate] {
+    const std::lock_guard lock(gate->mutex);
+    gate->open = true;
+    gate->opened.notify_all();
+  });
+  std::unique_lock lock(gate->mutex);
+  const auto ready = [&] { return gate->open; };
+  if (deadline.is_never()) {
+    gate->opened.wait(lock, ready);
+    return true;
+  }
+  return gate->opened.wait_until(lock, deadline.when(), ready);
+}
+
+[[noreturn]] void fail_late() {
+  fail(ErrorKind::kTimeout, "a future has not ended by the deadline of wait(); it goes on");
+}
+
+// The session that a wait of this thread belongs to: whose handler runs, or the future's.
+std::shared_ptr<SessionImpl> session_here(const std::shared_ptr<SessionImpl>& own) {
+  if (own) return own;
+  const agent::Request* const request = agent::Request::current();
+  return request ? SessionImpl::of(*request) : nullptr;
+}
+
+}  // namespace
+
+void FutureCore::wait(const Deadline& deadline) {
+  if (!done()) {
+    const auto session = session_here(session_);
+    bool in_time = true;
+    if (!session) {
+      in_time = wait_alone(*this, deadline);
+    } else if (has_call_ && deadline.is_never()) {
+      session->agent().wait(slot_of(call_));
+    } else {
+      if (session != session_) when_done(*this, [session] { session->agent().wake(); });
+      in_time = session->agent().wait(deadline, [this] { return done(); });
+    }
+    if (!in_time) fail_late();
+  }
+  check();
+}
+
+void wait_all(const std::vector<FutureCore*>& futures, const Deadline& deadline) {
+  const auto failed = [&]() -> FutureCore* {
+    for (FutureCore* const future : futures) {
+      if (future->error()) return future;
+    }
+    return nullptr;
+  };
+  const auto ready = [&] {
+    if (failed()) return true;
+    for (FutureCore* const future : futures) {
+      if (!future->done()) return false;
+    }
+    return true;
+  };
+  if (!ready()) {
+    // One that ends when they do.
+    struct Gather final : FutureCore {
+      void decode(ValueSource&) override {}
+      std::atomic<std::size_t> left{0};
+    };
+    const auto all = std::make_shared<Gather>();
+    all->left = futures.size();
+    for (FutureCore* const future : futures) {
+      when_done(*future, [all, future] {
+        const bool last = all->left.fetch_sub(1) == 1;
+        if ((future->error() || last) && all->claim()) all->end();
+      });
+    }
+    std::shared_ptr<SessionImpl> session;
+    for (FutureCore* const future : futures) {
+      if (!session) session = session_here(future->session());
+    }
+    if (session) {
+      when_done(*all, [session] { session->agent().wake(); });
+      if (!session->agent().wait(deadline, [&] { return all->done(); })) fail_late();
+    } else {
+      all->wait(deadline);
+    }
+  }
+  if (FutureCore* const first = failed()) first->check();
+}
+
+bool FutureCore::cancel() noexcept {
+  if (done()) return false;
+  if (has_call_) return session_->agent().cancel(slot_of(call_));
+  if (!claim()) return false;
+  end(std::make_exception_ptr(Error(ErrorKind::kCancelled, "the future was cancelled")));
+  return true;
+}
+
+namespace {
+
+// A coroutine that is about to go on. One that never can is destroyed.
+struct Resumption {
+  std::coroutine_handle<> coroutine;
+  agent::RequestRef request;  // whose handler it is
+  std::shared_ptr<SessionImpl> session;
+  bool resumed = false;
+
+  explicit Resumption(std::coroutine_handle<> what) : coroutine(what) {}
+  Resumption(const Resumption&) = delete;
+  Resumption& operator=(const Resumption&) = delete;
+  ~Resumption() {
+    if (!resumed) coroutine.destroy();
+  }
+  void resume() {
+    resumed = true;
+    const agent::CurrentScope scope(request.get());
+    coroutine.resume();
+  }
+};
+
+}  // namespace
+
+void FutureCore::resume(std::coroutine_handle<> coroutine) {
+  auto next = std::make_shared<Resumption>(coroutine);
+  next->request = agent::RequestRef(agent::Request::current());
+  next->session = next->request ? SessionImpl::of(*next->request) : session_;
+  when_done(*this, [next = std::move(next)] {
+    if (next->session) {
+      next->session->agent().post([next] { next->resume(); });
+    } else {
+      next->resume();
+    }
+  });
+}
+
+void start_call(const CallStart& start, const Body& body) {
+  SessionImpl& session = *start.session;
+  FutureCore& core = start.core;
+  std::vector<at::Tensor> kept;
+  const auto pieces = pieces_of(*body.tensors, kept);
+  auto write = [&](std::span<std::byte> to) { write_body(body, to); };
+  agent::Outgoing outgoing{.body = transport::Head(body.bytes, write), .pieces = pieces};
+  if (!kept.empty()) outgoing.on_sent = [tensors = std::move(kept)](const Error*) {};
+
+  static_assert(sizeof(CallSlot) <= FutureCore::kCallBytes);
+  static_assert(alignof(CallSlot) <= alignof(std::max_align_t));
+  auto* const slot = new (core.call_) CallSlot(core);
+  core.has_call_ = true;
+  core.self_ = start.keep;
+  slot->record = record_call(session, start);
+  if (start.options.lend) {
+    for (const auto& plan : body.tensors->plans()) {
+      if (plan.kind == static_cast<std::uint8_t>(TensorKind::kLent)) {
+        slot->lent.push_back(plan.header);
+      }
+    }
+  }
+  try {
+    session.agent().start(*slot, start.worker, start.key.id, std::move(outgoing),
+                          {.timeout = start.options.timeout});
+  } catch (...) {
+    core.self_.reset();
+    take_back(slot->lent);
+    throw;
+  }
+}
+
+void wait_for_call(SessionImpl& session, FutureCore& core) {
+  session.agent().wait(slot_of(core.call_));
+  core.check();
+}
+
+void fail_empty_future() { fail(ErrorKind::kInvalidArgument, "this future is of nothing"); }
+
+void fail_ended_twice() {
+  fail(ErrorKind::kInvalidArgument, "the promise has a value or an error already");
+}
+
+std::exception_ptr broken_promise() {
+  return std::make_exception_ptr(
+      Error(ErrorKind::kCancelled, "the promise of this future has gone without a result"));
+}
+
+}  // namespace detail
+}  // namespace convoy::rpc

@@ -1,0 +1,165 @@
+// The callee's side: from bytes to a function and back.
+#include "rpc/serve.h"
+
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "agent/agent.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "convoy/rpc_function.h"
+#include "rpc/session_impl.h"
+#include "rpc/tensor_codec.h"
+
+namespace convoy::rpc::detail {
+namespace {
+
+using convoy::detail::FunctionEntry;
+
+std::string name_of(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), std::free);
+  return text ? text.get() : type.name();
+}
+
+struct Thrown {
+  std::string type;
+  std::string text;
+};
+
+Thrown describe(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& thrown) {  // without its stack
+    return {name_of(typeid(thrown)), thrown.what_without_backtrace()};
+  } catch (const std::exception& thrown) {
+    return {name_of(typeid(thrown)), thrown.what()};
+  } catch (...) {
+    const std::type_info* const type = abi::__cxa_current_exception_type();
+    return {type ? name_of(*type) : "unknown", "something that is no std::exception"};
+  }
+}
+
+void fail_request(agent::Request& request, const std::exception_ptr& error) noexcept {
+  try {
+    const Thrown thrown = describe(error);
+    log_info("rpc: ", request.function_name(), " for ", request.caller().name, " threw ",
+             thrown.type, ": ", thrown.text);
+    request.fail(ErrorKind::kRemote, thrown.type, thrown.text);
+  } catch (const std::exception& failure) {
+    request.fail(ErrorKind::kRemote, "", failure.what());
+  }
+}
+
+void reply_to(agent::Request& request, const Body& body) {
+  std::vector<at::Tensor> kept;
+  const auto pieces = pieces_of(*body.tensors, kept);
+  auto write = [&](std::span<std::byte> to) { write_body(body, to); };
+  agent::Outgoing outgoing{.body = transport::Head(body.bytes, write), .pieces = pieces};
+  if (!kept.empty()) outgoing.on_sent = [tensors = std::move(kept)](const Error*) {};
+  request.reply(std::move(outgoing));
+}
+
+agent::Request& request_of(void* call) { return **static_cast<agent::RequestRef*>(call); }
+
+void run_function(void* data, agent::RequestRef request) noexcept {
+  const auto& entry = *static_cast<const FunctionEntry*>(data);
+  if (!entry.run_call) {
+    request->fail(ErrorKind::kInvalidArgument, "",
+                  concat(entry.call_name,
+                         " is a function of an object that cannot be passed by "
+                         "value; it is called on a reference to one"));
+    return;
+  }
+  std::span<transport::Part> parts(request->parts());
+  ValueSource source(request->body().data(), request->body().size(), &parts);
+  ServedCall call(&request, source);
+  entry.run_call(&call);
+}
+
+}  // namespace
+
+std::vector<agent::Handler> exported_handlers() {
+  std::vector<agent::Handler> handlers;
+  for (const FunctionEntry* const entry : convoy::detail::exported_functions()) {
+    handlers.push_back({.key = {entry->call_name, entry->call_signature, entry->call_hash},
+                        .run = &run_function,
+                        .data = const_cast<FunctionEntry*>(entry)});
+  }
+  return handlers;
+}
+
+void ServedCall::reply(const Body& body) const { reply_to(request_of(call_), body); }
+
+void ServedCall::fail(std::exception_ptr error) const noexcept {
+  fail_request(request_of(call_), error);
+}
+
+void ServedCall::refuse(std::exception_ptr error) const noexcept {
+  const Thrown thrown = describe(error);
+  request_of(call_).fail(ErrorKind::kInvalidArgument, "", thrown.text);
+}
+
+ServedCall::Later ServedCall::later() const {
+  return Later(std::make_shared<agent::RequestRef>(*static_cast<agent::RequestRef*>(call_)));
+}
+
+void ServedCall::Later::reply(const Body& body) const { reply_to(request_of(call_.get()), body); }
+
+void ServedCall::Later::fail(std::exception_ptr error) const noexcept {
+  fail_request(request_of(call_.get()), error);
+}
+
+CallKey call_key(const convoy::detail::CallRegistration& registration) {
+  const FunctionEntry& entry = convoy::detail::call_entry(registration);
+  return {&entry,
+          agent::declare_function({entry.call_name, entry.call_signature, entry.call_hash})};
+}
+
+// --- The state of a thread --------------------------------------------------------------------
+
+namespace {
+
+// That of a thread which has done nothing yet.
+struct CleanState {
+  at::ThreadLocalState all;
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+};
+
+const CleanState& clean_state() {
+  static const CleanState* const state = [] {
+    const CleanState* made = nullptr;
+    start_thread([&] { made = new CleanState; }).join();
+    return made;
+  }();
+  return *state;
+}
+
+bool is_clean(const CleanState& clean) {
+  const auto& autograd = c10::AutogradState::get_tls_state();
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return autograd.get_grad_mode() && !autograd.get_inference_mode() &&
+         autograd.get_fw_grad_mode() && autograd.get_multithreading_enabled() &&
+         keys.included_ == clean.keys.included_ && keys.excluded_ == clean.keys.excluded_ &&
+         c10::ThreadLocalDebugInfo::current() == nullptr;
+}
+
+}  // namespace
+
+void clean_thread_state() {
+  const CleanState& clean = clean_state();
+  if (!is_clean(clean)) at::ThreadLocalState::setThreadLocalState(clean.all);
+}
+
+}  // namespace convoy::rpc::detail

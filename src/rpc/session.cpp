@@ -1,0 +1,247 @@
+#include "convoy/rpc.h"
+
+#include <algorithm>
+
+#include "base/concat.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "convoy/rendezvous.h"
+#include "rpc/serve.h"
+#include "rpc/session_impl.h"
+
+namespace convoy::rpc {
+namespace {
+
+// Where the workers of a session meet.
+struct Place {
+  std::shared_ptr<Store> store;
+  int rank = 0;
+  int size = 1;
+};
+
+Place find_place(const SessionOptions& options, const Deadline& deadline) {
+  if (!options.store) {
+    const auto meeting = rendezvous({.method = options.method,
+                                     .rank = options.rank,
+                                     .size = options.size,
+                                     .timeout = options.start_timeout});
+    return {meeting.store, meeting.rank, meeting.size};
+  }
+  if (!options.rank || !options.size) {
+    fail(ErrorKind::kInvalidArgument, "rpc: with a store, rank and size must be given");
+  }
+  const int rank = *options.rank;
+  const int size = *options.size;
+  if (size < 1 || rank < 0 || rank >= size) {
+    fail(ErrorKind::kInvalidArgument, "rpc: rank ", rank, " of ", size, " workers makes no sense");
+  }
+  // Sessions of one store are numbered by each worker: all count alike.
+  static_cast<void>(deadline);
+  const auto number = options.store->add(concat("convoy/rpc/sessions-of/", rank), 1);
+  return {with_prefix(options.store, concat("convoy/rpc/session-", number)), rank, size};
+}
+
+std::chrono::milliseconds checked(const char* what, std::chrono::milliseconds timeout) {
+  if (timeout.count() < 0) {
+    fail(ErrorKind::kInvalidArgument, "rpc: ", what, " must be >= 0 ms, got ", timeout.count());
+  }
+  return timeout;
+}
+
+Deadline deadline_of(std::chrono::milliseconds timeout) {
+  return timeout.count() == 0 ? Deadline::never() : Deadline::after(timeout);
+}
+
+WorkerInfo to_info(const agent::Worker& worker) {
+  return {worker.name, static_cast<int>(worker.id)};
+}
+
+}  // namespace
+
+namespace detail {
+
+SessionImpl::SessionImpl(const SessionOptions& options)
+    : operators_(options.operators.begin(), options.operators.end()) {
+  if (options.threads < 1) {
+    fail(ErrorKind::kInvalidArgument, "rpc: threads must be >= 1, got ", options.threads);
+  }
+  const auto deadline = Deadline::after(checked("start_timeout", options.start_timeout));
+  agent::AgentOptions made;
+  made.call_timeout = checked("timeout", options.timeout);
+  made.threads = options.threads;
+  made.most_calls = options.most_calls;
+  made.most_bytes = options.most_bytes;
+  made.when_full =
+      options.when_full == WhenFull::kWait ? agent::WhenFull::kWait : agent::WhenFull::kThrow;
+  made.handlers = exported_handlers();
+  made.enter_handler = &clean_thread_state;
+  made.user = this;
+  const Place place = find_place(options, deadline);
+  made.rank = static_cast<agent::WorkerId>(place.rank);
+  made.name = options.name.empty() ? concat("worker", place.rank) : options.name;
+  agent_ = std::make_unique<agent::Agent>(made);
+  agent_->meet(*place.store, place.size, deadline);
+}
+
+std::shared_ptr<SessionImpl> SessionImpl::make(const SessionOptions& options) {
+  return {new SessionImpl(options), &SessionImpl::destroy};
+}
+
+void SessionImpl::destroy(SessionImpl* session) noexcept {
+  if (!session->agent_->in_own_thread()) {
+    delete session;
+    return;
+  }
+  // It waits for its threads, of which this is one.
+  try {
+    start_thread([session] { delete session; }).detach();
+  } catch (const std::exception& error) {
+    log_error("rpc: a session could not be ended: ", error.what());
+    session->agent_->abort();
+  }
+}
+
+std::shared_ptr<SessionImpl> SessionImpl::of(const agent::Request& request) {
+  auto session = static_cast<SessionImpl*>(request.agent().user())->weak_from_this().lock();
+  if (!session) fail(ErrorKind::kCancelled, "rpc: the session is about to end");
+  return session;
+}
+
+bool SessionImpl::allows(const std::string& op) const { return operators_.contains(op); }
+
+std::uint32_t find_worker(SessionImpl& session, const To& to) {
+  return to.rank() ? session.agent().worker(*to.rank()).id : session.agent().worker(to.name()).id;
+}
+
+}  // namespace detail
+
+Session::Session(const SessionOptions& options) : impl_(detail::SessionImpl::make(options)) {}
+
+Target Session::to(const To& worker, const CallOptions& options) const {
+  if (options.timeout) checked("timeout", *options.timeout);
+  return {*this, detail::find_worker(*impl_, worker), options};
+}
+
+WorkerInfo Session::worker_info() const { return to_info(impl_->agent().self()); }
+
+WorkerInfo Session::worker_info(const To& worker) const {
+  return to_info(
+      impl_->agent().worker(static_cast<std::int64_t>(detail::find_worker(*impl_, worker))));
+}
+
+std::vector<WorkerInfo> Session::workers() const {
+  std::vector<WorkerInfo> all;
+  for (const auto& worker : impl_->agent().workers()) all.push_back(to_info(worker));
+  return all;
+}
+
+int Session::size() const { return static_cast<int>(impl_->agent().workers().size()); }
+
+namespace {
+
+std::vector<agent::WorkerId> find_all(detail::SessionImpl& session,
+                                      const std::vector<std::string>& names) {
+  std::vector<agent::WorkerId> ids;
+  if (names.empty()) {
+    for (const auto& worker : session.agent().workers()) ids.push_back(worker.id);
+  }
+  for (const auto& name : names) ids.push_back(session.agent().worker(name).id);
+  // The same set, whatever order it is named in.
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> Session::gather_bytes(const std::string& mine,
+                                                         const std::vector<std::string>& names,
+                                                         std::chrono::milliseconds limit) const {
+  const auto ids = find_all(*impl_, names);
+  const auto deadline = deadline_of(limit.count() == 0 ? timeout() : checked("timeout", limit));
+  auto bytes = impl_->agent().all_gather(mine, ids, deadline);
+  std::map<std::string, std::string> all;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    all.emplace(impl_->agent().worker(static_cast<std::int64_t>(ids[i])).name, std::move(bytes[i]));
+  }
+  return all;
+}
+
+void Session::barrier(const std::vector<std::string>& names,
+                      std::chrono::milliseconds limit) const {
+  const auto deadline = deadline_of(limit.count() == 0 ? timeout() : checked("timeout", limit));
+  impl_->agent().barrier(find_all(*impl_, names), deadline);
+}
+
+void Session::shutdown(const ShutdownOptions& options) const {
+  if (!options.graceful) return impl_->agent().abort();
+  impl_->agent().shutdown(deadline_of(checked("timeout", options.timeout)));
+}
+
+std::chrono::milliseconds Session::timeout() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(impl_->agent().call_timeout());
+}
+
+void Session::set_timeout(std::chrono::milliseconds timeout) const {
+  impl_->agent().set_call_timeout(checked("timeout", timeout));
+}
+
+Stats Session::stats() const {
+  const auto found = impl_->agent().stats();
+  Stats stats;
+  stats.threads = found.executor.size;
+  stats.running = found.executor.running;
+  stats.waiting = found.executor.waiting;
+  stats.queued = found.executor.queued;
+  stats.inline_runs = found.inline_runs;
+  stats.takeovers = found.takeovers;
+  stats.outstanding = found.outstanding;
+  stats.requests = found.requests;
+  for (const auto& each : found.functions) {
+    stats.functions.push_back({.worker = each.worker,
+                               .function = each.function,
+                               .calls = each.calls,
+                               .errors = each.errors,
+                               .bytes_sent = each.bytes_sent,
+                               .bytes_received = each.bytes_received,
+                               .latency = {each.latency.counts},
+                               .served = each.served,
+                               .failed = each.failed,
+                               .served_bytes_received = each.served_bytes_received,
+                               .served_bytes_sent = each.served_bytes_sent,
+                               .run_time = {each.run_time.counts}});
+  }
+  return stats;
+}
+
+std::chrono::nanoseconds Times::quantile(double share) const {
+  agent::Histogram all;
+  static_assert(std::tuple_size_v<decltype(counts)> == agent::Histogram::kBuckets);
+  all.counts = counts;
+  return all.quantile(share);
+}
+
+CurrentCall current() {
+  agent::Request* const request = agent::Request::current();
+  if (!request) {
+    fail(ErrorKind::kInvalidArgument, "rpc::current(): no call's handler runs on this thread");
+  }
+  return CurrentCall(std::make_shared<agent::RequestRef>(request));
+}
+
+namespace {
+const agent::Request& request_of(const std::shared_ptr<void>& call) {
+  return **static_cast<agent::RequestRef*>(call.get());
+}
+}  // namespace
+
+Session CurrentCall::session() const { return Session(detail::SessionImpl::of(request_of(call_))); }
+WorkerInfo CurrentCall::caller() const { return to_info(request_of(call_).caller()); }
+std::string CurrentCall::function() const { return std::string(request_of(call_).function_name()); }
+Deadline CurrentCall::deadline() const { return request_of(call_).deadline(); }
+bool CurrentCall::cancelled() const {
+  return request_of(call_).cancelled() || deadline().expired();
+}
+
+}  // namespace convoy::rpc

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "agent/agent.h"
+#include "convoy/rpc.h"
+
+namespace convoy::rpc::detail {
+
+// A session: an agent, and what its functions need to know. Futures and handlers refer to it, too;
+// whoever is the last ends it.
+class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
+ public:
+  static std::shared_ptr<SessionImpl> make(const SessionOptions& options);
+  SessionImpl(const SessionImpl&) = delete;
+  SessionImpl& operator=(const SessionImpl&) = delete;
+
+  agent::Agent& agent() { return *agent_; }
+  bool allows(const std::string& op) const;
+  // Of a call whose handler runs. kCancelled if the session is about to end.
+  static std::shared_ptr<SessionImpl> of(const agent::Request& request);
+
+ private:
+  explicit SessionImpl(const SessionOptions& options);
+  ~SessionImpl() = default;
+  static void destroy(SessionImpl* session) noexcept;
+
+  std::set<std::string, std::less<>> operators_;
+  std::unique_ptr<agent::Agent> agent_;
+};
+
+// Gives a thread of ours the state of a new one, before it runs somebody's function.
+void clean_thread_state();
+
+}  // namespace convoy::rpc::detail

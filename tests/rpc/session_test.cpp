@@ -1,0 +1,813 @@
+// Typed calls between workers. The scenarios of PyTorch's rpc_test.py have its names behind them.
+#include <signal.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "convoy/rpc.h"
+#include "convoy/share.h"
+#include "support/expect_error.h"
+#include "support/rank_group.h"
+
+namespace convoy::rpc::test {
+
+using convoy::test::expect_error;
+using convoy::test::Rank;
+using convoy::test::RankGroup;
+using convoy::test::RankMode;
+using namespace std::chrono_literals;
+
+// --- What workers call ------------------------------------------------------------------------
+
+at::Tensor my_add(at::Tensor a, at::Tensor b) { return a + b; }
+CONVOY_RPC(my_add);
+
+int my_rank() { return current().session().worker_info().rank; }
+CONVOY_RPC(my_rank);
+
+void raise(const std::string& text) { throw std::invalid_argument(text); }
+CONVOY_RPC(raise);
+
+at::Tensor echo(const at::Tensor& t) { return t; }
+CONVOY_RPC(echo);
+
+bool is_contiguous(const at::Tensor& t) { return t.is_contiguous(); }
+CONVOY_RPC(is_contiguous);
+
+void fill(at::Tensor t, double value) {
+  const torch::NoGradGuard no_gradients;
+  t.fill_(value);
+}
+CONVOY_RPC(fill);
+
+int light() { return 0; }
+CONVOY_RPC(light);
+
+at::Tensor heavy(const at::Tensor& t) {
+  at::Tensor sum = t;
+  for (int i = 0; i < 10; ++i) sum = sum.mm(t) / 100;
+  return sum;
+}
+CONVOY_RPC(heavy);
+
+// A -> B -> A.
+at::Tensor nested(const std::string& back, const at::Tensor& t) {
+  return current().session().rpc_sync<my_add>(back, t, torch::ones({2, 2}));
+}
+CONVOY_RPC(nested);
+
+// Calls itself on the next worker so often.
+int descend(int depth) {
+  if (depth == 0) return 0;
+  const auto session = current().session();
+  const int next = (session.worker_info().rank + 1) % session.size();
+  return session.rpc_sync<descend>(next, depth - 1) + 1;
+}
+CONVOY_RPC(descend);
+
+Future<at::Tensor> async_add(std::string to, at::Tensor a, at::Tensor b) {
+  return current().session().rpc_async<my_add>(to, a, b);
+}
+CONVOY_RPC(async_add);
+
+Future<at::Tensor> async_chained(const std::string& to, const at::Tensor& a) {
+  const auto session = current().session();
+  return session.rpc_async<my_add>(to, a, torch::ones({2, 2})).then([](const at::Tensor& t) {
+    return t + 2;
+  });
+}
+CONVOY_RPC(async_chained);
+
+Future<at::Tensor> async_raise() {
+  Promise<at::Tensor> promise;
+  promise.set_error(std::make_exception_ptr(std::runtime_error("Expected error")));
+  return promise.future();
+}
+CONVOY_RPC(async_raise);
+
+Future<at::Tensor> coroutine(std::string to, const at::Tensor& a, int rounds) {
+  const auto session = current().session();
+  const auto ones = torch::ones({2, 2});  // GCC 12 takes no braced list beside co_await
+  at::Tensor sum = a;
+  for (int i = 0; i < rounds; ++i) {
+    sum = co_await session.rpc_async<my_add>(to, sum, ones);
+    EXPECT_EQ(current().function(), "convoy::rpc::test::coroutine");
+  }
+  co_return sum;
+}
+CONVOY_RPC(coroutine);
+
+Future<void> coroutine_raise(std::string to) {
+  co_await current().session().rpc_async<raise>(to, "from below");
+}
+CONVOY_RPC(coroutine_raise);
+
+constexpr auto scale = [](const at::Tensor& t, double by) { return t * by; };
+CONVOY_RPC(scale);
+
+struct Counter {
+  int value = 0;
+  CONVOY_FIELDS(value)
+
+  static int twice(int n) { return 2 * n; }
+  int plus(int n) const { return value + n; }
+};
+CONVOY_RPC(Counter::twice);
+CONVOY_RPC(&Counter::plus);
+
+struct NetImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& t) { return t; }
+};
+CONVOY_RPC(&NetImpl::forward);
+
+bool grad_mode_then_off() {
+  const bool enabled = at::GradMode::is_enabled();
+  at::GradMode::set_enabled(false);  // and never again on
+  return enabled;
+}
+CONVOY_RPC(grad_mode_then_off);
+
+// Not exported.
+int secret() { return 42; }
+
+// One of two is.
+int overloaded(int n) { return n; }
+double overloaded(double x) { return x; }
+CONVOY_RPC(static_cast<int (*)(int)>(overloaded));
+
+// What handlers of this process wait for, in tests whose workers are threads.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int open = 0;
+  int waiting = 0;
+
+  void wait(const std::function<bool()>& enough = nullptr) {
+    std::unique_lock lock(mutex);
+    ++waiting;
+    changed.notify_all();
+    changed.wait_for(lock, 30s, [&] { return open > 0 || (enough && enough()); });
+    --waiting;
+  }
+  void let_go() {
+    const std::lock_guard lock(mutex);
+    ++open;
+    changed.notify_all();
+  }
+  bool wait_for_waiters(int n) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, 30s, [&] { return waiting >= n; });
+  }
+};
+Gate& gate() {
+  static Gate one;
+  return one;
+}
+void wait_at_gate() { gate().wait(); }
+CONVOY_RPC(wait_at_gate);
+
+// A future of no session.
+Promise<int>& promised() {
+  static Promise<int> one;
+  return one;
+}
+int wait_for_promise() { return promised().future().wait(); }
+CONVOY_RPC(wait_for_promise);
+void keep_promise(int n) { promised().set_value(n); }
+CONVOY_RPC(keep_promise);
+
+std::atomic<int> seen_cancelled{0};
+void wait_for_cancel() {
+  const auto call = current();
+  const auto deadline = Deadline::after(30s);
+  while (!call.cancelled() && !deadline.expired()) std::this_thread::yield();
+  if (call.cancelled()) ++seen_cancelled;
+}
+CONVOY_RPC(wait_for_cancel);
+
+std::int64_t time_left() {
+  return std::chrono::ceil<std::chrono::seconds>(current().deadline().remaining()).count();
+}
+CONVOY_RPC(time_left);
+
+namespace {
+
+// --- Workers ----------------------------------------------------------------------------------
+
+std::string name_of(int rank) { return "worker" + std::to_string(rank); }
+
+SessionOptions options_of(const Rank& r) {
+  return {.rank = r.id(), .size = r.size(), .store = r.store()};
+}
+
+// Runs a function as n workers, with a session each.
+void run_workers(int n, const std::function<void(Session&, int rank)>& function,
+                 SessionOptions more = {}, RankMode mode = RankMode::kThreads) {
+  RankGroup(n, mode).run([&](Rank& r) {
+    SessionOptions options = more;
+    options.rank = r.id();
+    options.size = r.size();
+    options.store = r.store();
+    Session session(options);
+    function(session, r.id());
+    session.shutdown();
+  });
+}
+
+int next_of(const Session& session) { return (session.worker_info().rank + 1) % session.size(); }
+
+bool equal(const at::Tensor& t, double value) { return t.eq(value).all().item<bool>(); }
+
+class RpcModes : public testing::TestWithParam<RankMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, RpcModes, convoy::test::rank_modes(), convoy::test::rank_mode_name);
+
+TEST_P(RpcModes, Add) {  // test_add, test_add_with_id, test_int_callee
+  run_workers(
+      4,
+      [](Session& session, int rank) {
+        const auto ones = torch::ones({rank + 1, rank + 1});
+        const int next = next_of(session);
+        EXPECT_TRUE(equal(session.rpc_sync<my_add>(name_of(next), ones, ones), 2));
+        EXPECT_TRUE(equal(session.rpc_sync<my_add>(session.worker_info(next), ones, ones), 2));
+        EXPECT_TRUE(equal(session.rpc_async<my_add>(next, ones, ones).wait(), 2));
+        EXPECT_EQ(session.rpc_sync<my_rank>(next), next);
+      },
+      {}, GetParam());
+}
+
+TEST(RpcTest, SelfAdd) {  // test_self_add
+  run_workers(2, [](Session& session, int rank) {
+    const auto ones = torch::ones({2, 2});
+    auto future = session.rpc_async<my_add>(rank, ones, ones);
+    EXPECT_TRUE(equal(session.rpc_sync<my_add>(name_of(rank), ones, ones), 2));
+    EXPECT_TRUE(equal(future.wait(), 2));
+  });
+}
+
+TEST(RpcTest, SendToRank) {  // test_send_to_rank
+  run_workers(4, [](Session& session, int) {
+    const auto ones = torch::ones({2, 2});
+    for (const int bad : {5, -1}) {
+      expect_error(ErrorKind::kInvalidArgument, "",
+                   [&] { session.rpc_sync<my_add>(bad, ones, ones); });
+      expect_error(ErrorKind::kInvalidArgument, "",
+                   [&] { static_cast<void>(session.rpc_async<my_add>(bad, ones, ones)); });
+    }
+    EXPECT_TRUE(equal(session.rpc_sync<my_add>(next_of(session), ones, ones), 2));
+  });
+}
+
+TEST(RpcTest, WorkerInfos) {  // test_worker_id, test_get_worker_infos
+  run_workers(4, [](Session& session, int rank) {
+    EXPECT_EQ(session.worker_info(), (WorkerInfo{name_of(rank), rank}));
+    EXPECT_EQ(session.worker_info("worker2").rank, 2);
+    expect_error(ErrorKind::kInvalidArgument, "could not find destination",
+                 [&] { session.worker_info("WorkerUnknown"); });
+    const auto all = session.workers();
+    ASSERT_EQ(all.size(), 4U);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(all[static_cast<std::size_t>(i)], (WorkerInfo{name_of(i), i}));
+    }
+  });
+}
+
+TEST(RpcTest, InvalidNames) {  // test_invalid_names
+  for (const std::string& name : {std::string("abc*"), std::string(" "), std::string(500, 'a')}) {
+    expect_error(ErrorKind::kInvalidArgument, "name", [&] {
+      Session({.name = name, .rank = 0, .size = 1, .store = make_local_store()});
+    });
+  }
+  Session session(
+      {.name = std::string(127, 'a'), .rank = 0, .size = 1, .store = make_local_store()});
+  session.shutdown();
+}
+
+TEST(RpcTest, DuplicateName) {  // test_duplicate_name, test_duplicate_name_2
+  RankGroup(3, RankMode::kThreads).run([](Rank& r) {
+    auto options = options_of(r);
+    options.name = r.id() == 2 ? "duplicate_name" : name_of(r.id() * 0);
+    expect_error(ErrorKind::kInvalidArgument, "is not unique", [&] { Session session(options); });
+  });
+}
+
+TEST(RpcTest, SessionsOneAfterTheOtherAndAtOnce) {  // test_init_rpc_twice, test_reinit
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    const auto ones = torch::ones({2, 2});
+    for (int i = 0; i < 2; ++i) {
+      Session session(options_of(r));
+      EXPECT_TRUE(equal(session.rpc_sync<my_add>(next_of(session), ones, ones), 2));
+      session.shutdown();
+    }
+    Session first(options_of(r));
+    Session second(options_of(r));
+    EXPECT_TRUE(equal(first.rpc_sync<my_add>(next_of(first), ones, ones), 2));
+    second.shutdown();
+    EXPECT_TRUE(equal(first.rpc_sync<my_add>(next_of(first), ones, ones), 2));
+    first.shutdown();
+  });
+}
+
+TEST(RpcTest, WorldSizeOne) {  // test_world_size_one
+  Session session({.name = "me"});
+  const auto ones = torch::ones({2, 2});
+  EXPECT_TRUE(equal(session.rpc_sync<my_add>("me", ones, ones), 2));
+  EXPECT_TRUE(equal(session.rpc_async<my_add>("me", ones, ones).wait(), 2));
+  session.shutdown();
+}
+
+TEST(RpcTest, MultiRpc) {  // test_multi_rpc
+  run_workers(2, [](Session& session, int) {
+    const auto ones = torch::ones({2, 2});
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_TRUE(equal(session.rpc_sync<my_add>(next_of(session), ones, ones), 2));
+    }
+  });
+}
+
+TEST(RpcTest, FutureWaitTwice) {  // test_future_wait_twice
+  run_workers(2, [](Session& session, int) {
+    std::vector<Future<void>> futures;
+    for (int i = 0; i < 20; ++i) {
+      futures.push_back(session.rpc_async<raise>(next_of(session), "Expected error"));
+    }
+    expect_error(ErrorKind::kRemote, "Expected error", [&] { wait_all(futures); });
+    for (const auto& future : futures) {
+      for (int i = 0; i < 2; ++i) {
+        expect_error(ErrorKind::kRemote, "Expected error", [&] { future.wait(); });
+      }
+    }
+  });
+}
+
+TEST(RpcTest, Nested) {  // test_nested_rpc
+  run_workers(2, [](Session& session, int rank) {
+    EXPECT_TRUE(
+        equal(session.rpc_sync<nested>(next_of(session), name_of(rank), torch::ones({2, 2})), 2));
+  });
+}
+
+TEST(RpcTest, NestedFiftyDeepOnOneThread) {
+  run_workers(
+      2,
+      [](Session& session, int) { EXPECT_EQ(session.rpc_sync<descend>(next_of(session), 50), 50); },
+      {.threads = 1});
+}
+
+TEST(RpcTest, EightTimesEightCrossingCallsOnOneThread) {
+  run_workers(8,
+              [](Session& session, int) {
+                std::vector<Future<int>> futures;
+                for (int to = 0; to < 8; ++to) futures.push_back(session.rpc_async<descend>(to, 8));
+                for (const int depth : wait_all(futures)) EXPECT_EQ(depth, 8);
+              },
+              {.threads = 1});
+}
+
+TEST(RpcTest, AHandlerThatWaitsForAPromiseIsReplaced) {
+  promised() = Promise<int>();
+  run_workers(2,
+              [](Session& session, int rank) {
+                if (rank != 0) return;
+                const auto future = session.rpc_async<wait_for_promise>(1);
+                session.rpc_sync<keep_promise>(1, 5);
+                EXPECT_EQ(future.wait(), 5);
+              },
+              {.threads = 1});
+}
+
+TEST(RpcTest, StressLight) {  // test_stress_light_rpc
+  run_workers(2, [](Session& session, int) {
+    std::vector<Future<int>> futures;
+    for (int i = 0; i < 1000; ++i) futures.push_back(session.rpc_async<light>(next_of(session)));
+    for (const int result : wait_all(futures)) EXPECT_EQ(result, 0);
+  });
+}
+
+TEST(RpcTest, StressHeavy) {  // test_stress_heavy_rpc
+  run_workers(2, [](Session& session, int) {
+    std::vector<Future<at::Tensor>> futures;
+    const auto t = torch::ones({100, 100});
+    for (int i = 0; i < 20; ++i) futures.push_back(session.rpc_async<heavy>(next_of(session), t));
+    for (const auto& result : wait_all(futures)) EXPECT_TRUE(equal(result, 1));
+  });
+}
+
+TEST(RpcTest, ShutdownTimeoutNamesWhoBlocks) {  // test_wait_all_workers_timeout
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    Session session(options_of(r));
+    if (r.id() == 0) {
+      expect_error(ErrorKind::kTimeout, "worker1", [&] { session.shutdown({.timeout = 10ms}); });
+    }
+    r.barrier();
+    session.shutdown({.graceful = false});
+  });
+}
+
+TEST(RpcTest, AllGather) {  // test_all_gather
+  run_workers(4, [](Session& session, int rank) {
+    const auto all = session.all_gather(rank);
+    const std::map<std::string, int> expected = {
+        {"worker0", 0}, {"worker1", 1}, {"worker2", 2}, {"worker3", 3}};
+    EXPECT_EQ(all, expected);
+    const auto tensors = session.all_gather(torch::full({3}, rank));
+    EXPECT_TRUE(equal(tensors.at("worker2"), 2));
+    if (rank < 2) {
+      EXPECT_EQ(session.all_gather(rank, {"worker1", "worker0"}).size(), 2U);
+    }
+  });
+}
+
+TEST(RpcTest, AllGatherTimeout) {  // test_all_gather_timeout
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    Session session(options_of(r));
+    if (r.id() == 0) {
+      expect_error(ErrorKind::kTimeout, "worker1", [&] { session.all_gather(1, {}, 100ms); });
+    }
+    r.barrier();
+    session.shutdown({.graceful = false});
+  });
+}
+
+std::atomic<int> arrived{0};
+
+TEST(RpcTest, Barrier) {  // test_rpc_barrier_all, _subset, _partial_subset
+  arrived = 0;
+  run_workers(4, [](Session& session, int rank) {
+    ++arrived;
+    session.barrier();
+    EXPECT_EQ(arrived, 4);
+    session.barrier();
+    if (rank % 2 == 0) session.barrier({"worker0", "worker2"});
+  });
+}
+
+TEST(RpcTest, CallAfterShutdown) {  // test_shutdown_followed_by_rpc
+  run_workers(2, [](Session& session, int) {
+    session.shutdown();
+    expect_error(ErrorKind::kInvalidArgument, "shut down",
+                 [&] { session.rpc_sync<light>(next_of(session)); });
+  });
+}
+
+TEST(RpcTest, Timeouts) {  // test_rpc_timeouts
+  Gate& held = gate();
+  held.open = 0;
+  RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
+    Session session(options_of(r));
+    if (r.id() == 0) {
+      expect_error(ErrorKind::kTimeout, "worker1",
+                   [&] { session.to(1, {.timeout = 100ms}).rpc_sync<wait_at_gate>(); });
+      session.set_timeout(1ms);
+      expect_error(ErrorKind::kTimeout, "worker1", [&] { session.rpc_sync<wait_at_gate>(1); });
+      EXPECT_EQ(session.timeout(), 1ms);
+      held.let_go();
+      session.to(1, {.timeout = 30s}).rpc_sync<wait_at_gate>();
+      session.to(1, {.timeout = 0s}).rpc_sync<wait_at_gate>();
+      expect_error(ErrorKind::kInvalidArgument, "got -5",
+                   [&] { static_cast<void>(session.to(1, {.timeout = -5ms})); });
+      EXPECT_EQ((session.to(1, {.timeout = 120s}).rpc_sync<time_left>()), 120);
+      session.set_timeout(60s);
+    }
+    session.shutdown();
+  });
+}
+
+TEST(RpcTest, RaisedErrorsKeepTheirText) {  // test_py_raise_in_user_func, ..._escaped_str
+  run_workers(2, [](Session& session, int) {
+    try {
+      session.rpc_sync<raise>(next_of(session), "Expected error\nwith \"two\" lines");
+      ADD_FAILURE();
+    } catch (const RemoteError& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kRemote);
+      EXPECT_EQ(error.worker(), name_of(next_of(session)));
+      EXPECT_EQ(error.remote_type(), "std::invalid_argument");
+      EXPECT_NE(std::string(error.what()).find("Expected error\nwith \"two\" lines"),
+                std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(session.rpc_sync<light>(next_of(session)), 0);  // it lives on
+  });
+}
+
+TEST(RpcTest, WaitAllExitsEarly) {  // test_wait_all_exit_early_python, _script_function
+  Gate& held = gate();
+  held.open = 0;
+  RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
+    Session session(options_of(r));
+    if (r.id() == 0) {
+      std::vector<Future<void>> futures = {session.rpc_async<wait_at_gate>(1),
+                                           session.rpc_async<raise>(1, "Expected error")};
+      expect_error(ErrorKind::kRemote, "Expected error", [&] { wait_all(futures); });
+      EXPECT_FALSE(futures[0].done());
+      held.let_go();
+      futures[0].wait();
+    }
+    session.shutdown();
+  });
+}
+
+TEST(RpcTest, FunctionNotOnCallee) {  // test_function_not_on_callee
+  run_workers(2, [](Session& session, int) {
+    expect_error(ErrorKind::kInvalidArgument, "secret",
+                 [&] { session.rpc_sync<secret>(next_of(session)); });
+    EXPECT_EQ(session.rpc_sync<light>(next_of(session)), 0);
+    expect_error(ErrorKind::kRemote, "is not allowed", [&] {
+      session.rpc_sync<detail::run_operator>(next_of(session), "aten::relu",
+                                             std::vector<OperatorValue>{torch::ones({2})});
+    });
+  });
+}
+
+TEST(RpcTest, AnotherSignatureIsNamed) {
+  run_workers(2, [](Session& session, int) {
+    constexpr auto kInt = static_cast<int (*)(int)>(overloaded);
+    constexpr auto kDouble = static_cast<double (*)(double)>(overloaded);
+    EXPECT_EQ(session.rpc_sync<kInt>(next_of(session), 3), 3);
+    expect_error(ErrorKind::kInvalidArgument, "int (int)",
+                 [&] { session.rpc_sync<kDouble>(next_of(session), 3.0); });
+    expect_error(ErrorKind::kInvalidArgument, "double (double)",
+                 [&] { session.rpc_sync<kDouble>(next_of(session), 3.0); });
+  });
+}
+
+TEST(RpcTest, MeetsByAFile) {
+  const std::string path = testing::TempDir() + "/convoy-rpc-" + std::to_string(::getpid());
+  RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
+    Session session({.method = "file://" + path, .rank = r.id(), .size = 2});
+    EXPECT_EQ(session.rpc_sync<my_rank>(next_of(session)), next_of(session));
+    session.shutdown();
+  });
+  std::filesystem::remove(path);  // otherwise when the process ends
+}
+
+TEST(RpcTest, NonContiguousTensors) {  // test_non_cont_tensors
+  run_workers(2, [](Session& session, int) {
+    const auto view = torch::rand({5, 5}).narrow(1, 2, 2);
+    EXPECT_FALSE(session.rpc_sync<is_contiguous>(next_of(session), view));
+    const auto back = session.rpc_sync<echo>(next_of(session), view);
+    EXPECT_FALSE(back.is_contiguous());
+    EXPECT_TRUE(back.equal(view));
+    EXPECT_TRUE(session.rpc_sync<is_contiguous>(next_of(session), view.contiguous()));
+  });
+}
+
+TEST(RpcTest, Callbacks) {  // test_callback_chain, _multi, _with_error, _none
+  run_workers(2, [](Session& session, int) {
+    const auto ones = torch::ones({2, 2});
+    auto chain = session.rpc_async<my_add>(next_of(session), ones, ones);
+    for (int i = 0; i < 20; ++i) chain = chain.then([](const at::Tensor& t) { return t + 1; });
+    EXPECT_TRUE(equal(chain.wait(), 22));
+
+    const auto sum = session.rpc_async<my_add>(next_of(session), ones, ones);
+    std::vector<Future<at::Tensor>> many;
+    for (int i = 0; i < 10; ++i) {
+      many.push_back(sum.then([i](const Future<at::Tensor>& f) { return f.result() + i; }));
+    }
+    for (int i = 0; i < 10; ++i) {
+      EXPECT_TRUE(equal(many[static_cast<std::size_t>(i)].wait(), 2 + i));
+    }
+    const auto failed =
+        session.rpc_async<raise>(next_of(session), "Expected error").then([] { return 1; });
+    expect_error(ErrorKind::kRemote, "Expected error", [&] { static_cast<void>(failed.wait()); });
+    const auto seen = session.rpc_async<raise>(next_of(session), "Expected error")
+                          .then([](const Future<void>& f) { return f.error() != nullptr; });
+    EXPECT_TRUE(seen.wait());
+    const auto own = sum.then([](const at::Tensor&) -> int { throw std::logic_error("own"); });
+    EXPECT_THROW(static_cast<void>(own.wait()), std::logic_error);
+    const auto to = next_of(session);
+    const auto flat = sum.then(
+        [session, to](const at::Tensor& t) { return session.rpc_async<my_add>(to, t, t); });
+    EXPECT_TRUE(equal(flat.wait(), 4));
+  });
+}
+
+TEST(RpcTest, MarkFutureTwice) {  // test_mark_future_twice, test_future_done, _exception
+  Promise<int> promise;
+  const auto future = promise.future();
+  EXPECT_FALSE(future.done());
+  expect_error(ErrorKind::kInvalidArgument, "before it is done", [&] { future.result(); });
+  expect_error(ErrorKind::kTimeout, "", [&] { static_cast<void>(future.wait(1ms)); });
+  promise.set_value(3);
+  EXPECT_TRUE(future.done());
+  EXPECT_EQ(future.wait(), 3);
+  expect_error(ErrorKind::kInvalidArgument, "already", [&] { promise.set_value(4); });
+  Promise<int> failing;
+  const auto failed = failing.future();
+  failing.set_error(std::make_exception_ptr(std::runtime_error("no")));
+  EXPECT_TRUE(failed.done());
+  EXPECT_NE(failed.error(), nullptr);
+  Future<int> orphan;
+  { orphan = Promise<int>().future(); }
+  expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(orphan.wait()); });
+}
+
+TEST(RpcTest, AsyncFunctions) {  // test_async_function_simple, _chained, _nested, _raise, _multi
+  run_workers(3, [](Session& session, int rank) {
+    const auto ones = torch::ones({2, 2});
+    const int b = next_of(session);
+    const auto c = name_of((rank + 2) % 3);
+    EXPECT_TRUE(equal(session.rpc_sync<async_add>(b, c, ones, ones), 2));
+    EXPECT_TRUE(equal(session.rpc_sync<async_chained>(b, c, ones), 4));
+    expect_error(ErrorKind::kRemote, "Expected error", [&] { session.rpc_sync<async_raise>(b); });
+    expect_error(ErrorKind::kRemote, "Expected error",
+                 [&] { static_cast<void>(session.rpc_async<async_raise>(b).wait()); });
+  });
+}
+
+TEST(RpcTest, Coroutines) {
+  run_workers(3,
+              [](Session& session, int rank) {
+                const auto ones = torch::ones({2, 2});
+                const auto c = name_of((rank + 2) % 3);
+                EXPECT_TRUE(equal(session.rpc_sync<coroutine>(next_of(session), c, ones, 5), 6));
+                EXPECT_TRUE(equal(session.rpc_sync<coroutine>(next_of(session), c, ones, 0), 1));
+                expect_error(ErrorKind::kRemote, "from below",
+                             [&] { session.rpc_sync<coroutine_raise>(next_of(session), c); });
+              },
+              {.threads = 1});
+}
+
+TEST(RpcTest, ManyCoroutinesOnOneThread) {
+  run_workers(2,
+              [](Session& session, int rank) {
+                std::vector<Future<at::Tensor>> futures;
+                for (int i = 0; i < 100; ++i) {
+                  futures.push_back(session.rpc_async<coroutine>(next_of(session), name_of(rank),
+                                                                 torch::ones({2, 2}), 3));
+                }
+                for (const auto& t : wait_all(futures)) EXPECT_TRUE(equal(t, 4));
+              },
+              {.threads = 1});
+}
+
+TEST(RpcTest, KindsOfFunctions) {
+  run_workers(2, [](Session& session, int) {
+    const int to = next_of(session);
+    EXPECT_TRUE(equal(session.rpc_sync<scale>(to, torch::ones({2}), 3), 3));
+    EXPECT_EQ(session.rpc_sync<Counter::twice>(to, 4), 8);
+    EXPECT_EQ(session.rpc_sync<&Counter::plus>(to, Counter{5}, 4), 9);
+  });
+  std::set<std::string> exported;
+  for (const auto& info : registered_functions()) {
+    if (info.exported) exported.insert(info.name);
+  }
+  EXPECT_TRUE(exported.contains("convoy::rpc::test::scale"));
+  EXPECT_TRUE(exported.contains("convoy::rpc::test::NetImpl::forward"));
+  EXPECT_FALSE(exported.contains("convoy::rpc::test::secret"));
+}
+
+TEST(RpcTest, ValueSemantics) {
+  run_workers(2, [](Session& session, int) {
+    for (const std::int64_t n : {4, 1000, 1'000'000}) {
+      const auto t = torch::zeros({n});
+      session.rpc_sync<fill>(next_of(session), t, 7);
+      EXPECT_TRUE(equal(t, 0));
+      EXPECT_TRUE(session.rpc_sync<echo>(next_of(session), t + 1).add_(1).eq(2).all().item<bool>());
+    }
+  });
+}
+
+TEST(RpcTest, LentTensors) {
+  run_workers(
+      2,
+      [](Session& session, int) {
+        const auto shared = share::empty({100'000}).zero_();
+        session.to(next_of(session), {.lend = true}).rpc_sync<fill>(shared, 7);
+        EXPECT_TRUE(equal(shared, 7));
+        session.rpc_sync<fill>(next_of(session), shared, 8);
+        EXPECT_TRUE(equal(shared, 7));
+      },
+      {}, RankMode::kProcesses);
+}
+
+TEST(RpcTest, RequiresGradIsKept) {
+  run_workers(2, [](Session& session, int) {
+    const auto leaf = torch::ones({2}, torch::requires_grad());
+    EXPECT_TRUE(session.rpc_sync<echo>(next_of(session), leaf).requires_grad());
+    EXPECT_TRUE(session.rpc_sync<echo>(next_of(session), leaf * 2).requires_grad());
+    EXPECT_FALSE(session.rpc_sync<echo>(next_of(session), leaf.detach()).requires_grad());
+  });
+}
+
+TEST(RpcTest, HandlersBeginWithACleanThread) {
+  run_workers(2,
+              [](Session& session, int) {
+                const torch::NoGradGuard no_gradients;  // of this thread only
+                for (int i = 0; i < 5; ++i) {
+                  EXPECT_TRUE(session.rpc_sync<grad_mode_then_off>(next_of(session)));
+                }
+              },
+              {.threads = 1});
+}
+
+TEST(RpcTest, Operators) {
+  run_workers(
+      2,
+      [](Session& session, int) {
+        const int to = next_of(session);
+        const auto ones = torch::ones({2, 2});
+        EXPECT_TRUE(equal(session.rpc_sync<at::Tensor>(to, op("aten::add"), ones, ones), 2));
+        EXPECT_TRUE(equal(session.rpc_sync<at::Tensor>(to, op("aten::add.Scalar"), ones, 2), 3));
+        const auto [values, indices] = session.rpc_sync<std::tuple<at::Tensor, at::Tensor>>(
+            to, op("aten::max"), torch::arange(6).view({2, 3}), 1);
+        EXPECT_TRUE(equal(indices, 2));
+        expect_error(ErrorKind::kRemote, "is not allowed", [&] {
+          static_cast<void>(session.rpc_sync<at::Tensor>(to, op("aten::sub"), ones, ones));
+        });
+        expect_error(ErrorKind::kRemote, "fit none of its overloads", [&] {
+          static_cast<void>(session.rpc_sync<at::Tensor>(to, op("aten::add"), "text"));
+        });
+      },
+      {.operators = {"aten::add", "aten::max"}});
+}
+
+TEST(RpcTest, CancelledCalls) {
+  seen_cancelled = 0;
+  RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
+    Session session(options_of(r));
+    if (r.id() == 0) {
+      const auto future = session.rpc_async<wait_for_cancel>(1);
+      EXPECT_TRUE(future.cancel());
+      EXPECT_FALSE(future.cancel());
+      expect_error(ErrorKind::kCancelled, "", [&] { future.wait(); });
+    }
+    session.shutdown();
+  });
+  EXPECT_LE(seen_cancelled, 1);  // 0: it was cancelled before it began
+}
+
+TEST(RpcTest, StatsAndThreads) {  // test_set_and_get_num_worker_threads
+  run_workers(2,
+              [](Session& session, int) {
+                const int to = next_of(session);
+                for (int i = 0; i < 10; ++i) session.rpc_sync<light>(to);
+                const auto stats = session.stats();
+                EXPECT_EQ(stats.threads, 27);
+                bool found = false;
+                for (const auto& each : stats.functions) {
+                  if (each.worker != name_of(to) || each.function != "convoy::rpc::test::light")
+                    continue;
+                  found = true;
+                  EXPECT_EQ(each.calls, 10U);
+                  EXPECT_GT(each.latency.quantile(0.5), 0ns);
+                }
+                EXPECT_TRUE(found);
+                session.barrier();
+              },
+              {.threads = 27});
+}
+
+TEST(RpcTest, PeerProcessGone) {  // test_handle_send_exceptions
+  RankGroup group(2, RankMode::kProcesses);
+  group.start([](Rank& r) {
+    Session session(options_of(r));
+    if (r.id() == 1) {
+      r.mark("ready");
+      r.wait_for("never");
+      return;
+    }
+    EXPECT_EQ(session.rpc_sync<light>(1), 0);
+    const auto future = session.rpc_async<wait_at_gate>(1);
+    r.mark("ready");
+    expect_error(ErrorKind::kPeerLost, "worker1", [&] { future.wait(); });
+    expect_error(ErrorKind::kPeerLost, "worker1", [&] { session.rpc_sync<light>(1); });
+    session.shutdown({.graceful = false});
+  });
+  group.wait_mark("ready");
+  group.kill(1, SIGKILL);
+  group.join();
+}
+
+TEST(RpcTest, EventsHavePyTorchsNames) {
+  static std::mutex mutex;
+  static std::vector<std::string> names;
+  run_workers(2, [](Session& session, int rank) {
+    if (rank != 0) return;
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& event)
+                                       -> std::unique_ptr<at::ObserverContext> {
+          const std::lock_guard lock(mutex);
+          names.emplace_back(event.name());
+          return nullptr;
+        }).scopes({at::RecordScope::USER_SCOPE}));
+    session.rpc_sync<light>(1);
+    session.rpc_async<light>(1).wait();
+    at::removeCallback(handle);
+  });
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"rpc_sync#convoy::rpc::test::light(worker0 -> worker1)",
+                                      "rpc_async#convoy::rpc::test::light(worker0 -> worker1)"}));
+}
+
+}  // namespace
+}  // namespace convoy::rpc::test
