@@ -184,6 +184,8 @@ void Agent::connect(Peer& peer) {
       peer.remote.store(&remote, std::memory_order_release);
       peer.hello_again = now() + kHelloAgain;
     }
+    // It may have been lost before we knew whose it was: nobody tells us again.
+    if (remote.lost()) return lose(peer, Error(ErrorKind::kPeerLost, concat(remote.name(), " is gone")));
     say_hello(peer, /*asks=*/true);
     arm(now() + kHelloAgain);
   } catch (const Error& error) {
@@ -292,6 +294,15 @@ void Agent::arrived(transport::Remote& remote, transport::Arrival&& arrival) noe
 }
 
 void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
+  // Whoever writes to us knows us.
+  if (!peer.wrote.load(std::memory_order_relaxed)) [[unlikely]] {
+    peer.wrote.store(true, std::memory_order_relaxed);
+    {
+      const std::scoped_lock lock(peer.mutex);
+      peer.open = !peer.lost;
+    }
+    flush(peer);
+  }
   switch (static_cast<LetterType>(arrival.kind)) {
     case LetterType::kCall: return hear_call(peer, arrival);
     case LetterType::kReply: return hear_reply(peer, arrival);

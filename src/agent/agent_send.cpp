@@ -182,9 +182,9 @@ void Agent::flush(Peer& peer) noexcept {
     lock.lock();
     say_error(peer, lock, slot, number, error.kind(), "convoy::Error", error.what());
   }
-  if (ended.calls.empty()) return;
   ended.tell();
-  endpoint_->wake();
+  // Who shuts down waits for queues to be empty.
+  if (!ended.calls.empty() || draining_.load(std::memory_order_relaxed)) endpoint_->wake();
 }
 
 void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing) {

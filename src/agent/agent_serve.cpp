@@ -89,12 +89,9 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   Function* const function = functions_->find(head.function);
   Request* const request = new_request();
   const auto now = quick_now();
-  bool opened = false;
   {
     Lock lock(peer.mutex);
     const bool is_new = !peer.lost && peer.seen.add(head.number, head.number - head.behind);
-    // Whoever calls us knows us.
-    opened = is_new && !std::exchange(peer.open, peer.open || is_new);
     if (!is_new || !function) {
       if (is_new) {
         say_error(peer, lock, head.slot, head.number, ErrorKind::kInvalidArgument, "",
@@ -123,7 +120,6 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     peer.link(*request);
   }
   taken_.fetch_add(1, std::memory_order_relaxed);
-  if (opened) flush(peer);
   request->parts_ = std::move(arrival.parts);
   const auto body = arrival.head.subspan(sizeof head);
   const std::uint64_t average = function->average.load(std::memory_order_relaxed);

@@ -184,6 +184,13 @@ void Agent::shutdown(const Deadline& deadline) {
     if (now == before) break;
     before = std::move(now);
   }
+  // Others may wait for what has not gone yet.
+  wait(deadline, [&] {
+    return std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
+      const std::scoped_lock lock(known->mutex);
+      return known->queues[0].empty() && known->queues[1].empty() && !known->flushing;
+    });
+  });
   abort();
 }
 

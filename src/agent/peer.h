@@ -74,6 +74,7 @@ struct Peer {
   const Worker worker;
   const transport::Address address;
   std::atomic<transport::Remote*> remote{nullptr};  // once there is a connection
+  std::atomic<bool> wrote{false};                   // something after its hello
 
   mutable std::mutex mutex;
   // All that follows is guarded by it.
