@@ -165,25 +165,28 @@ TEST(SimulationTest, ThreadsPassTheBaton) {
 }
 
 TEST(SimulationTest, ThreadsThatWaitForEverAreFound) {
-  World world;
-  Recorder inbox;
-  const auto endpoint = world.join(inbox, "a");
   std::string ended;
-  world.start([&] {
-    try {
-      endpoint->wait(Deadline::never(), [] { return false; });
-    } catch (const Error& error) {
-      ended = error.what();
-      throw;
-    }
-  });
-  world.start([&] {
-    EXPECT_FALSE(endpoint->wait(Deadline::after(5s, world.now()), [] { return false; }));
-  });
-  EXPECT_FALSE(world.run([&] { return world.running() == 0; }));
-  EXPECT_EQ(world.running(), 1u);
-  world.start([] { fail(ErrorKind::kRemote, "thrown by a thread"); });
-  expect_error(ErrorKind::kRemote, "thrown by a thread", [&] { world.run_out(); });
+  {
+    World world;
+    Recorder inbox;
+    const auto endpoint = world.join(inbox, "a");
+    world.start([&] {
+      try {
+        endpoint->wait(Deadline::never(), [] { return false; });
+      } catch (const Error& error) {
+        ended = error.what();
+        throw;
+      }
+    });
+    world.start([&] {
+      EXPECT_FALSE(endpoint->wait(Deadline::after(5s, world.now()), [] { return false; }));
+    });
+    EXPECT_FALSE(world.run([&] { return world.running() == 0; }));
+    EXPECT_EQ(world.running(), 1u);
+    world.start([] { fail(ErrorKind::kRemote, "thrown by a thread"); });
+    expect_error(ErrorKind::kRemote, "thrown by a thread", [&] { world.run_out(); });
+  }
+  EXPECT_FALSE(ended.empty());  // with the endpoint
 }
 
 // --- the faulty endpoint ---
