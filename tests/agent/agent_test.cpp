@@ -139,7 +139,7 @@ TEST(AgentTest, UnknownFunctionsAreNamed) {
   session[0].wait(call);
   ASSERT_TRUE(call.failure.has_value());
   EXPECT_EQ(call.failure->kind, ErrorKind::kInvalidArgument);
-  EXPECT_THAT(call.failure->text, AllOf(HasSubstr("\"text\" there"), HasSubstr("\"number\" here")));
+  EXPECT_THAT(call.failure->text, AllOf(HasSubstr("'text' there"), HasSubstr("'number' here")));
   EXPECT_EQ(sync(session[0], 1, "echo", "alive"), "alive");
 }
 
