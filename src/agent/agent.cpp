@@ -20,6 +20,8 @@ using namespace std::chrono_literals;
 
 // When a greeting that was not answered is repeated.
 constexpr auto kHelloAgain = 50ms;
+// Greetings that are kept until the others are known; what is dropped is said again.
+constexpr std::size_t kMostEarly = 4096;
 // Pieces from this size on arrive in memory of their own.
 constexpr std::size_t kLeastPlaced = 1025;
 
@@ -66,7 +68,8 @@ Agent::~Agent() {
   life_->end();
   tick_.reset();
   owned_endpoint_.reset();
-  for (Request* const request : *spare_requests_.lock()) delete request;
+  auto spare = spare_requests_.lock();
+  for (Request* const request : *spare) delete request;
 }
 
 void Agent::meet(Store& store, int size, const Deadline& deadline) {
@@ -185,7 +188,8 @@ void Agent::connect(Peer& peer) {
       peer.hello_again = now() + kHelloAgain;
     }
     // It may have been lost before we knew whose it was: nobody tells us again.
-    if (remote.lost()) return lose(peer, Error(ErrorKind::kPeerLost, concat(remote.name(), " is gone")));
+    if (remote.lost())
+      return lose(peer, Error(ErrorKind::kPeerLost, concat(remote.name(), " is gone")));
     say_hello(peer, /*asks=*/true);
     arm(now() + kHelloAgain);
   } catch (const Error& error) {
@@ -215,6 +219,7 @@ void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> hea
   {
     auto early = early_.lock();
     if (!met_.load(std::memory_order_acquire)) {
+      if (early->size() >= kMostEarly) return;
       early->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
       return;
     }

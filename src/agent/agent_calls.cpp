@@ -135,6 +135,7 @@ bool Agent::wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadl
 
 void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<ReplyHead>(arrival.head, "reply");
+  if (head.zero != 0) fail(ErrorKind::kInvalidArgument, "this is no reply: bytes are not zero");
   Call* call = nullptr;
   {
     const std::scoped_lock lock(peer.mutex);

@@ -10,6 +10,8 @@ namespace convoy::agent {
 namespace {
 
 constexpr std::size_t kMostGatherHead = 4096;
+// That others have begun, and this worker has not.
+constexpr std::size_t kMostGathers = std::size_t{1} << 16;
 constexpr std::size_t kMostNamed = 8;
 
 // Names of some workers: "worker1, worker2".
@@ -38,7 +40,11 @@ void Agent::hear_gather(Peer& peer, transport::Arrival& arrival) {
       arrival.parts.empty() ? arrival.head.subspan(sizeof head) : arrival.parts[0].bytes;
   {
     auto gathers = gathers_->state.lock();
-    if (head.number <= gathers->ended[head.group]) return;
+    const auto ended = gathers->ended.find(head.group);
+    if (ended != gathers->ended.end() && head.number <= ended->second) return;
+    if (gathers->values.size() >= kMostGathers) {
+      fail(ErrorKind::kInvalidArgument, "values for too many groups of workers");
+    }
     gathers->values[{head.group, head.number}].try_emplace(
         peer.worker.id, reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }

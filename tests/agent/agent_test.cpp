@@ -627,6 +627,21 @@ TEST(AgentTest, StrangersAreNotHeard) {
   EXPECT_EQ(sync(session[0], 1, "echo", "alive"), "alive");
 }
 
+TEST(AgentTest, AWorkerThatDiesBeforeItsGreetingIsLost) {
+  TestAgent agent({.name = "worker0", .rank = 0, .call_timeout = 30s}, {echo()});
+  struct Mute final : transport::Inbox {
+    void arrived(transport::Remote&, transport::Arrival&&) noexcept override {}
+    void lost(transport::Remote&, const Error&) noexcept override {}
+  } mute;
+  auto endpoint = shm::make_shm_endpoint(mute);
+  const Member members[] = {{"worker0", agent->address()}, {"worker1", endpoint->address()}};
+  endpoint->remote(agent->address());  // and not a word
+  agent->admit(Id::random(), members);
+  endpoint.reset();
+  EXPECT_THAT(error_text(ErrorKind::kPeerLost, [&] { sync(*agent, 1, "echo"); }),
+              HasSubstr("worker1 is lost"));
+}
+
 TEST(AgentTest, StatsCountCallsByWorkerAndFunction) {
   Session session(2, {echo(), function("bad", [](Request&, const std::string&) -> std::string {
                         throw std::runtime_error("no");
