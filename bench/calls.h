@@ -36,11 +36,16 @@ inline double microseconds_since(Clock::time_point start) {
 
 // How long to measure. A slow side gets fewer repeats of what takes it long.
 struct CallBudget {
-  double seconds = 0.5;  // of each case
-  bool transfer = true;  // with the 1 GB
+  double seconds = 0.5;   // of each case
+  bool transfer = true;   // with the 1 GB
+  std::string only = {};  // this case; empty: all
+
+  // Of the last words of a command: "quick", or a case.
   static CallBudget from(std::string_view word) {
-    return word == "quick" ? CallBudget{.seconds = 0.2, .transfer = false} : CallBudget{};
+    if (word == "quick") return {.seconds = 0.2, .transfer = false};
+    return {.only = std::string(word)};
   }
+  bool wants(std::string_view name) const { return only.empty() || only == name; }
 };
 
 class Medians {
@@ -76,67 +81,75 @@ inline std::string echo_name(std::size_t bytes) {
   return "echo_" + std::to_string(bytes / kMegabyte) + "mb";
 }
 
+template <class Client>
+void measure_beside_transfer(Client& client, Medians& medians) {
+  const auto single = [&] {
+    const auto start = Clock::now();
+    client.call();
+    return microseconds_since(start);
+  };
+  client.prepare_transfer();
+  client.transfer();
+  std::vector<double> alone, beside;
+  for (int turn = 0; turn < 3; ++turn) {
+    for (int i = 0; i < 2000; ++i) alone.push_back(single());
+    std::atomic<int> state{0};
+    std::jthread other([&] {
+      state.store(1);
+      client.transfer();
+      state.store(2);
+    });
+    while (state.load() == 0) std::this_thread::yield();
+    while (state.load() == 1) beside.push_back(single());
+  }
+  medians.add("call_single", alone);
+  medians.add("call_beside_1gb", beside);
+}
+
 // A client has: call(); start() and finish(), a call each that is begun and the oldest one ended;
-// echo(bytes), and transfer() which returns when the server has had the 1 GB.
+// prepare_echo(bytes) and echo(); prepare_transfer() and transfer(), which returns when the server
+// has had the 1 GB.
 template <class Client>
 void measure_calls(Client& client, const CallBudget& budget) {
   static constexpr int kTogether = 20;
   static constexpr int kInARow = 4'000;
   Medians medians;
   for (int i = 0; i < 200; ++i) client.call();  // warms up
-  medians.add("call", repeat(budget, 2000, [&] {
-                const auto start = Clock::now();
-                for (int i = 0; i < kTogether; ++i) client.call();
-                return microseconds_since(start) / kTogether;
-              }));
-  medians.add("call_asleep", repeat(budget, 150, [&] {
-                std::this_thread::sleep_for(std::chrono::milliseconds(3));
-                const auto start = Clock::now();
-                client.call();
-                return microseconds_since(start);
-              }));
-  medians.add("outstanding_64", repeat(budget, 50, [&] {
-                const auto start = Clock::now();
-                for (std::size_t i = 0; i < kOutstandingCalls; ++i) client.start();
-                for (std::size_t i = kOutstandingCalls; i < kInARow; ++i) {
-                  client.finish();
-                  client.start();
-                }
-                for (std::size_t i = 0; i < kOutstandingCalls; ++i) client.finish();
-                return microseconds_since(start) / kInARow;
-              }));
-  for (const std::size_t bytes : kEchoBytes) {
-    client.prepare_echo(bytes);
-    for (int i = 0; i < 3; ++i) client.echo();
-    medians.add(echo_name(bytes), repeat(budget, 300, [&] {
-                  const auto start = Clock::now();
-                  client.echo();
-                  return microseconds_since(start);
-                }));
-  }
-  const auto single = [&] {
+  const auto measure = [&](const std::string& name, std::size_t most, auto once) {
+    if (budget.wants(name)) medians.add(name, repeat(budget, most, once));
+  };
+  measure("call", 2000, [&] {
+    const auto start = Clock::now();
+    for (int i = 0; i < kTogether; ++i) client.call();
+    return microseconds_since(start) / kTogether;
+  });
+  measure("call_asleep", 150, [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
     const auto start = Clock::now();
     client.call();
     return microseconds_since(start);
-  };
-  if (budget.transfer) {
-    client.prepare_transfer();
-    client.transfer();
-    std::vector<double> alone, beside;
-    for (int turn = 0; turn < 3; ++turn) {
-      for (int i = 0; i < 2000 && alone.size() < 6000; ++i) alone.push_back(single());
-      std::atomic<int> state{0};
-      std::jthread other([&] {
-        state.store(1);
-        client.transfer();
-        state.store(2);
-      });
-      while (state.load() == 0) std::this_thread::yield();
-      while (state.load() == 1) beside.push_back(single());
+  });
+  measure("outstanding_64", 50, [&] {
+    const auto start = Clock::now();
+    for (std::size_t i = 0; i < kOutstandingCalls; ++i) client.start();
+    for (std::size_t i = kOutstandingCalls; i < kInARow; ++i) {
+      client.finish();
+      client.start();
     }
-    medians.add("call_single", alone);
-    medians.add("call_beside_1gb", beside);
+    for (std::size_t i = 0; i < kOutstandingCalls; ++i) client.finish();
+    return microseconds_since(start) / kInARow;
+  });
+  for (const std::size_t bytes : kEchoBytes) {
+    if (!budget.wants(echo_name(bytes))) continue;
+    client.prepare_echo(bytes);
+    for (int i = 0; i < 3; ++i) client.echo();
+    measure(echo_name(bytes), 300, [&] {
+      const auto start = Clock::now();
+      client.echo();
+      return microseconds_since(start);
+    });
   }
+  if (budget.transfer && budget.wants("call_beside_1gb")) measure_beside_transfer(client, medians);
   medians.print();
 }
 

@@ -1,0 +1,116 @@
+// Calls of functions with tensors: one round of every case of calls.h, as a line of JSON.
+//
+//   bench_rpc convoy [quick]    two workers of a session
+//   bench_rpc memcpy [quick]    the limit of large tensors: two copies within warm huge pages
+#include <ATen/Functions.h>
+#include <ATen/Operators.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "calls.h"
+#include "convoy/deadline.h"
+#include "convoy/rpc.h"
+#include "os/process.h"
+#include "warm_memory.h"
+
+namespace bench {
+
+at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a + b; }
+at::Tensor echo(const at::Tensor& tensor) { return tensor; }
+std::int64_t measure(const at::Tensor& tensor) { return tensor.numel(); }
+
+CONVOY_RPC(add);
+CONVOY_RPC(echo);
+CONVOY_RPC(measure);
+
+namespace {
+
+using convoy::rpc::Future;
+using convoy::rpc::Session;
+
+Session join(const std::string& folder, int rank) {
+  return Session({.name = "worker" + std::to_string(rank),
+                  .method = "file://" + folder + "/store",
+                  .rank = rank,
+                  .size = 2});
+}
+
+class Client {
+ public:
+  explicit Client(const std::string& folder) : session_(join(folder, 0)) {}
+
+  void call() { session_.rpc_sync<add>("worker1", a_, b_); }
+  void start() { started_.push_back(session_.rpc_async<add>("worker1", a_, b_)); }
+  void finish() {
+    started_.front().wait();
+    started_.pop_front();
+  }
+  void prepare_echo(std::size_t bytes) {
+    large_ = at::ones({static_cast<std::int64_t>(bytes)}, at::kByte);
+  }
+  void echo() {
+    const at::Tensor back = session_.rpc_sync<bench::echo>("worker1", large_);
+    if (back.nbytes() != large_.nbytes()) std::abort();
+  }
+  void prepare_transfer() { prepare_echo(kTransferBytes); }
+  void transfer() {
+    if (session_.rpc_sync<measure>("worker1", large_) != large_.numel()) std::abort();
+  }
+  void shutdown() { session_.shutdown(); }
+
+ private:
+  Session session_;
+  const at::Tensor a_ = at::ones({2}), b_ = at::ones({2});
+  at::Tensor large_;
+  std::deque<Future<at::Tensor>> started_;
+};
+
+void run_convoy(const CallBudget& budget) {
+  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
+                       "/convoy-bench-rpc.XXXXXX";
+  if (!::mkdtemp(folder.data())) std::exit(1);
+  auto child = convoy::ChildProcess::spawn({.arguments = {"/proc/self/exe", "serve", folder}});
+  {
+    Client client(folder);
+    measure_calls(client, budget);
+    client.shutdown();
+  }
+  child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
+  ::unlink((folder + "/store").c_str());
+  ::rmdir(folder.c_str());
+}
+
+void run_memcpy(const CallBudget& budget) {
+  Medians medians;
+  for (const std::size_t bytes : kEchoBytes) {
+    const WarmMemory from(bytes), there(bytes), back(bytes);
+    medians.add(echo_name(bytes), repeat(budget, 300, [&] {
+                  const auto start = Clock::now();
+                  std::memcpy(there.data(), from.data(), bytes);
+                  std::memcpy(back.data(), there.data(), bytes);
+                  return microseconds_since(start);
+                }));
+  }
+  medians.print();
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int argc, char** argv) {
+  using namespace bench;
+  const std::string side = argc > 1 ? argv[1] : "";
+  const CallBudget budget = CallBudget::from(argc > 2 ? argv[2] : "");
+  if (side == "convoy") {
+    run_convoy(budget);
+  } else if (side == "memcpy") {
+    run_memcpy(budget);
+  } else if (side == "serve") {
+    join(argv[2], 1).shutdown();
+  } else {
+    std::fprintf(stderr, "usage: bench_rpc convoy|memcpy [quick]\n");
+    return 2;
+  }
+  return 0;
+}
