@@ -75,7 +75,10 @@ std::string value_bytes(const T&... values) {
 }
 
 std::map<std::string, std::string> sent() {
-  agent::Hello hello{.worker = 2, .name = "worker2", .asks = true};
+  agent::Hello hello;
+  hello.worker = 2;
+  hello.name = "worker2";
+  hello.asks = true;
   for (std::size_t i = 0; i < hello.session.bytes.size(); ++i) {
     hello.session.bytes[i] = static_cast<std::uint8_t>(i);
   }
@@ -88,7 +91,8 @@ std::map<std::string, std::string> sent() {
                    .function = 3, .number = 17, .remaining = time, .slot = 9, .behind = 2})},
       {"reply", head_bytes(agent::ReplyHead{.slot = 9, .number = 17})},
       {"error",
-       encode_error({static_cast<std::uint32_t>(ErrorKind::kRemote), "std::runtime_error", "no"})},
+       agent::encode_error(
+           {static_cast<std::uint32_t>(ErrorKind::kRemote), "std::runtime_error", "no"})},
       {"cancel", head_bytes(agent::CancelHead{.number = 17, .floor = 15})},
       {"gather", head_bytes(agent::GatherHead{.group = 0x0102030405060708, .number = 1})},
       {"values",
