@@ -16,6 +16,7 @@
 
 #include "convoy/rpc.h"
 #include "convoy/share.h"
+#include "convoy/spawn.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -176,6 +177,20 @@ Gate& gate() {
 void wait_at_gate() { gate().wait(); }
 CONVOY_RPC(wait_at_gate);
 
+// Tensors whose elements are not all alike were read while somebody wrote to them.
+std::atomic<int> torn{0};
+std::atomic<int> whole{0};
+void check_whole(const at::Tensor& t) { ++(t.eq(t[0]).all().item<bool>() ? whole : torn); }
+CONVOY_RPC(check_whole);
+
+// Parameters of a server, which it goes on writing while they are sent.
+at::Tensor& weights() {
+  static at::Tensor one = torch::zeros({1'000'000});
+  return one;
+}
+at::Tensor pull() { return weights(); }
+CONVOY_RPC(pull);
+
 // A future of no session.
 Promise<int>& promised() {
   static Promise<int> one;
@@ -199,6 +214,13 @@ std::int64_t time_left() {
   return std::chrono::ceil<std::chrono::seconds>(current().deadline().remaining()).count();
 }
 CONVOY_RPC(time_left);
+
+// In a process of its own.
+void spawned_worker(int index, const std::string& path) {
+  const Session session({.method = "file://" + path, .rank = index, .size = 2});
+  if (session.rpc_sync<my_rank>(1 - index) != 1 - index) throw std::logic_error("wrong rank");
+  session.shutdown();
+}
 
 namespace {
 
@@ -550,6 +572,12 @@ TEST(RpcTest, MeetsByAFile) {
   std::filesystem::remove(path);  // otherwise when the process ends
 }
 
+TEST(RpcTest, SpawnedProcessesAreWorkers) {
+  const std::string path = testing::TempDir() + "/convoy-rpc-" + std::to_string(::getpid());
+  auto processes = spawn<spawned_worker>(2, path);
+  EXPECT_TRUE(processes.join(60s));
+}
+
 TEST(RpcTest, NonContiguousTensors) {  // test_non_cont_tensors
   run_workers(2, [](Session& session, int) {
     const auto view = torch::rand({5, 5}).narrow(1, 2, 2);
@@ -675,6 +703,70 @@ TEST(RpcTest, ValueSemantics) {
       EXPECT_TRUE(session.rpc_sync<echo>(next_of(session), t + 1).add_(1).eq(2).all().item<bool>());
     }
   });
+}
+
+TEST(RpcTest, TensorsMayBeWrittenWhenAnAsyncCallWasMade) {
+  torn = whole = 0;
+  run_workers(2, [](Session& session, int rank) {
+    if (rank != 0) return;
+    const auto t = torch::zeros({300'000});
+    std::vector<Future<void>> futures;
+    for (int i = 0; i < 20; ++i) {
+      futures.push_back(session.rpc_async<check_whole>(1, t));
+      t.fill_(i);
+    }
+    wait_all(futures);
+  });
+  EXPECT_EQ(torn, 0);
+  EXPECT_EQ(whole, 20);
+}
+
+// A call that is given up while its tensor is under way: the function does not see what its caller
+// writes there then.
+TEST(RpcTest, NothingRunsWithTensorsOfCallsThatWereGivenUp) {
+  torn = whole = 0;
+  run_workers(2, [](Session& session, int rank) {
+    if (rank != 0) return;
+    const auto t = torch::zeros({4'000'000});
+    for (int i = 1; i <= 30; ++i) {
+      try {
+        session.to(1, {.timeout = std::chrono::milliseconds(1 + i % 4)}).rpc_sync<check_whole>(t);
+      } catch (const RemoteError& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+      }
+      t.fill_(i);
+    }
+  });
+  EXPECT_EQ(torn, 0);
+}
+
+TEST(RpcTest, ResultsMayBeWrittenOnceTheyAreReturned) {
+  run_workers(2, [](Session& session, int rank) {
+    if (rank != 0) return;
+    for (int i = 0; i < 20; ++i) {
+      const auto future = session.rpc_async<pull>(1);
+      const auto got = future.wait();
+      EXPECT_TRUE(equal(got, i));
+      weights().add_(1);  // in this process: what was got must not change
+      EXPECT_TRUE(equal(got, i));
+    }
+  });
+}
+
+TEST(RpcTest, LimitsThrowIfAskedTo) {
+  gate().open = 0;
+  run_workers(2,
+              [](Session& session, int rank) {
+                if (rank != 0) return;
+                std::vector<Future<void>> futures = {session.rpc_async<wait_at_gate>(1),
+                                                     session.rpc_async<wait_at_gate>(1)};
+                expect_error(ErrorKind::kResource, "worker1",
+                             [&] { static_cast<void>(session.rpc_async<wait_at_gate>(1)); });
+                gate().let_go();
+                wait_all(futures);
+                session.rpc_sync<wait_at_gate>(1);
+              },
+              {.most_calls = 2, .when_full = WhenFull::kThrow});
 }
 
 TEST(RpcTest, LentTensors) {
