@@ -42,7 +42,7 @@ class Window {
   // One signal to a rank; signals are counted. kPeerLost.
   void signal(int rank) const;
   // Takes one signal of a rank's, waiting for it: what that rank wrote before it is seen. kTimeout;
-  // kPeerLost if the rank is gone and has sent no more.
+  // kPeerLost if the rank is gone and has sent no more, and once for each other rank that dies.
   void wait_signal(int rank, const Deadline& deadline) const;
 
  private:

@@ -49,6 +49,10 @@ class Mesh {
 
   // Why the rank's process is gone; nullopt while it lives.
   std::optional<std::string> loss(int rank) const;
+  bool lost(int rank) const noexcept {
+    const auto& peer = members_[at(rank)].peer;
+    return peer && peer->lost();
+  }
   // Rung whenever a rank's process is gone.
   void subscribe(const std::shared_ptr<Alarm>& alarm);
 

@@ -1,5 +1,6 @@
 #include "coll/window.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -80,7 +81,8 @@ Window::Window(Group& group, std::shared_ptr<shm::Mesh> mesh)
       mesh_(std::move(mesh)),
       policy_(WaitPolicy::for_ranks(mesh_->size(), usable_cores(mesh_->process(rank_).cores))),
       parts_(static_cast<std::size_t>(mesh_->size())),
-      taken_(static_cast<std::size_t>(mesh_->size())) {}
+      taken_(static_cast<std::size_t>(mesh_->size())),
+      told_(static_cast<std::size_t>(mesh_->size())) {}
 
 void Window::join(Group& group, std::span<std::byte> memory, std::chrono::nanoseconds timeout) {
   auto& fabric = shm::Fabric::instance();
@@ -189,6 +191,7 @@ std::string Window::absence(int rank) const {
 }
 
 void Window::fail_absent(const char* operation, int rank) const {
+  told_[static_cast<std::size_t>(rank)].store(true, std::memory_order_relaxed);
   fail(ErrorKind::kPeerLost, prefix(operation), absence(rank));
 }
 
@@ -205,6 +208,30 @@ void Window::signal(int rank) const {
   ring(head(rank).bell);
 }
 
+// Deaths of which this window had not told when a wait began. All waits that are under way hear of
+// one; those that begin later are among the living, and know.
+class Window::News {
+ public:
+  explicit News(const Window& window) : window_(window) {
+    for (int r = 0; r < window.size(); ++r) {
+      if (window.mesh_->lost(r) && window.told_[static_cast<std::size_t>(r)].load()) {
+        old_.push_back(r);
+      }
+    }
+  }
+  // A rank; -1: none.
+  int look() const {
+    for (int r = 0; r < window_.size(); ++r) {
+      if (window_.mesh_->lost(r) && std::ranges::find(old_, r) == old_.end()) return r;
+    }
+    return -1;
+  }
+
+ private:
+  const Window& window_;
+  std::vector<int> old_;  // no memory as long as all live
+};
+
 void Window::wait_signal(int rank, const Deadline& deadline) const {
   check_call("wait_signal", rank);
   auto& taken = taken_[static_cast<std::size_t>(rank)];
@@ -216,20 +243,23 @@ void Window::wait_signal(int rank, const Deadline& deadline) const {
     }
     return false;
   };
-  bool gone = false;
+  if (take()) return;
+  const News news(*this);
+  int gone = -1;
   const auto ready = [&](std::uint32_t) {
     if (take()) return true;
-    if (absence(rank).empty()) return false;
+    // Who waits for a rank that lives hears of other deaths too: it may wait for the dead.
+    gone = absence(rank).empty() ? news.look() : rank;
+    if (gone < 0) return false;
     // What it had sent before counts.
-    if (take()) return true;
-    gone = true;
+    if (take()) gone = -1;
     return true;
   };
   if (!wait_until(head(rank_).bell, policy_, deadline, ready)) {
     fail(ErrorKind::kTimeout, prefix("wait_signal"), "Timed out waiting for a signal of rank ",
          rank);
   }
-  if (gone) fail_absent("wait_signal", rank);
+  if (gone >= 0) fail_absent("wait_signal", gone);
 }
 
 }  // namespace convoy::coll

@@ -40,7 +40,8 @@ class Window {
   // One signal to a rank: what this one wrote before is seen by who has waited for it. kPeerLost.
   void signal(int rank) const;
   // Takes one signal of this rank's, and waits for it if there is none yet. kPeerLost if it never
-  // comes, kTimeout.
+  // comes, and when another rank dies: once for each death of which this window has not told
+  // before. kTimeout.
   void wait_signal(int rank, const Deadline& deadline) const;
 
  private:
@@ -60,6 +61,7 @@ class Window {
   // Why the rank takes part no more; empty: it does.
   std::string absence(int rank) const;
   [[noreturn]] void fail_absent(const char* operation, int rank) const;
+  class News;
   std::string prefix(const char* operation) const;
 
   const std::string name_;
@@ -75,6 +77,8 @@ class Window {
   std::shared_ptr<Bell> bell_;
   // Signals taken, by rank.
   mutable std::vector<std::atomic<std::uint64_t>> taken_;
+  // By rank: an error of this window has told that it is gone.
+  mutable std::vector<std::atomic<bool>> told_;
 };
 
 }  // namespace convoy::coll

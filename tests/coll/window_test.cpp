@@ -172,6 +172,34 @@ TEST(WindowFaultTest, ADeadPeerIsAnError) {
   ranks.join();
 }
 
+// Rank 0 waits for rank 1, which waits for rank 2, which dies: both hear of it, once.
+TEST(WindowFaultTest, ADeathOfAnotherRankIsToldOnce) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const Member member(r);
+    const Window& window = *member.window;
+    r.mark("ready");
+    if (r.id() == 2) r.wait_for("never");
+    EXPECT_THAT(
+        error_of([&] { window.wait_signal(r.id() + 1, r.deadline()); }),
+        AllOf(StartsWith("peer lost: wait_signal, group \"world\""), HasSubstr("rank 2 (pid")));
+    if (r.id() == 0) {
+      r.store()->set("told", "");
+      window.wait_signal(1, r.deadline());
+      EXPECT_THAT(error_of([&] { window.wait_signal(1, Deadline::after(1ms)); }),
+                  StartsWith("timeout: "));
+      window.signal(1);
+    } else {
+      r.store()->get("told", r.deadline());
+      window.signal(0);
+      window.wait_signal(0, r.deadline());
+    }
+  });
+  ranks.wait_mark("ready");
+  ranks.kill(2, SIGKILL);
+  ranks.join();
+}
+
 // Memory shared on purpose: a forked child writes into it, and its end is not the rank's.
 TEST(WindowForkTest, AChildsWritesAreSeen) {
   RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
