@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -39,6 +41,9 @@ class ConvoyBackend : public c10d::Backend {
     // Tensors of ranks that work together must have equal shapes, not only as many elements. Must
     // be the same on all ranks. By default true, unless CONVOY_COMPARE_SHAPES is 0.
     bool compare_shapes = compare_shapes_by_default();
+    // Asked while the group is made, and forgotten then: ranks of it that have ended and how ("was
+    // killed by ..."), if somebody knows. They are not waited for.
+    std::function<std::map<int, std::string>()> ended = {};
 
    private:
     static bool compare_shapes_by_default();
@@ -167,6 +172,8 @@ class ConvoyBackend : public c10d::Backend {
 
   // Ranks whose processes are gone, as far as this one has heard.
   std::vector<int> lost_ranks() const;
+  // For Options::ended of a group that is made of these ranks.
+  std::function<std::map<int, std::string>()> ended_among(const std::vector<int>& ranks) const;
 
   // Pending and later operations fail on every rank.
   void abort() override;
@@ -186,6 +193,11 @@ class ConvoyBackend : public c10d::Backend {
 
  private:
   class Impl;
+
+  c10::intrusive_ptr<c10d::Backend> merge_with(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
+      std::function<std::map<int, std::string>()> ended);
 
   std::unique_ptr<Impl> impl_;
 };

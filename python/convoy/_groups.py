@@ -51,7 +51,8 @@ def create_for_torch(asked, options) -> _C.ConvoyBackend:
     options = copy.copy(options)
     options._timeout = asked.timeout
     options.group_name = asked.group_id
-    options.global_ranks_in_group = asked.global_ranks_in_group
+    # Of the default group torch says none: it has all ranks.
+    options.global_ranks_in_group = asked.global_ranks_in_group or list(range(asked.group_size))
     store = _fresh(asked.store, asked.group_id, *asked.global_ranks_in_group)
     return _C.ConvoyBackend(store, asked.group_rank, asked.group_size, options)
 

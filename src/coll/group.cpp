@@ -365,6 +365,57 @@ std::vector<Id> Group::processes() const {
   return found;
 }
 
+namespace {
+
+std::map<int, std::string> losses_of(Group::Impl& group) {
+  std::map<int, std::string> losses;
+  const auto mesh = mesh_of(group.medium());
+  for (int r = 0; mesh && r < mesh->size(); ++r) {
+    const auto& who = mesh->process(r);
+    if (const auto loss = mesh->loss(r)) {
+      losses.emplace(r, concat("(pid ", who.pid, ", host ", who.host, ") ", *loss));
+    }
+  }
+  return losses;
+}
+
+// Of a group that is being made.
+std::map<int, std::string> known_ends(int rank, int size, const GroupOptions& options) {
+  std::map<int, std::string> ended;
+  if (options.ended) ended = options.ended();
+  const auto& ranks = options.job_ranks;
+  if (ranks.empty()) {
+    ended.merge(ended_ranks(rank, size));
+    return ended;
+  }
+  std::vector<std::shared_ptr<Group::Impl>> groups;
+  {
+    auto all = ranks_here().lock();
+    for (const auto& weak : *all) {
+      if (auto group = weak.lock()) groups.push_back(std::move(group));
+    }
+  }
+  for (const auto& group : groups) {
+    const auto& theirs = group->job_ranks();
+    // Ranks may be threads of one process.
+    const auto self = static_cast<std::size_t>(group->medium().rank());
+    if (self >= theirs.size() || theirs[self] != ranks[static_cast<std::size_t>(rank)]) continue;
+    for (const auto& [lost, how] : losses_of(*group)) {
+      const auto found = std::ranges::find(ranks, theirs[static_cast<std::size_t>(lost)]);
+      if (found != ranks.end()) ended.emplace(static_cast<int>(found - ranks.begin()), how);
+    }
+  }
+  ended.merge(ended_ranks(rank, ranks));
+  return ended;
+}
+
+}  // namespace
+
+std::map<int, std::string> Group::losses() const {
+  impl_->check_process("losses");
+  return losses_of(*impl_);
+}
+
 std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int rank, int size,
                                      const GroupOptions& options) {
   if (!store) fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": no store");
@@ -372,19 +423,25 @@ std::shared_ptr<Group> Group::create(const std::shared_ptr<Store>& store, int ra
     fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": ", options.threads,
          " threads; 1 to 64 are possible");
   }
-  return over(make_shared_memory(*store, rank, size,
-                                 {.name = options.name,
-                                  .threads = options.threads,
-                                  .read_private = options.read_private,
-                                  .ended = [rank, size] { return ended_ranks(rank, size); },
-                                  .deadline = Deadline::after(options.timeout)}),
-              options.timeout);
+  if (!options.job_ranks.empty() && options.job_ranks.size() != static_cast<std::size_t>(size)) {
+    fail(ErrorKind::kInvalidArgument, "group \"", options.name, "\": ", options.job_ranks.size(),
+         " numbers in the job for ", size, " ranks");
+  }
+  return over(
+      make_shared_memory(*store, rank, size,
+                         {.name = options.name,
+                          .threads = options.threads,
+                          .read_private = options.read_private,
+                          .ended = [&, rank, size] { return known_ends(rank, size, options); },
+                          .deadline = Deadline::after(options.timeout)}),
+      options.timeout, options.job_ranks);
 }
 
-std::shared_ptr<Group> Group::over(std::shared_ptr<Medium> medium,
-                                   std::chrono::nanoseconds timeout) {
+std::shared_ptr<Group> Group::over(std::shared_ptr<Medium> medium, std::chrono::nanoseconds timeout,
+                                   std::vector<int> job_ranks) {
   const bool shares = mesh_of(*medium) != nullptr;
-  std::shared_ptr<Impl> impl(new Impl(std::move(medium), timeout), DeleteAtHome());
+  std::shared_ptr<Impl> impl(new Impl(std::move(medium), timeout, std::move(job_ranks)),
+                             DeleteAtHome());
   if (shares) {
     auto ranks = ranks_here().lock();
     std::erase_if(*ranks, [](const auto& weak) { return weak.expired(); });

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,7 +72,8 @@ class Group {
   // On something else than shared memory, whose ranks have met already. `timeout` is that of
   // operations which do not bring their own.
   static std::shared_ptr<Group> over(std::shared_ptr<Medium> medium,
-                                     std::chrono::nanoseconds timeout);
+                                     std::chrono::nanoseconds timeout,
+                                     std::vector<int> job_ranks = {});
   // Leaves the group; pending operations fail. Does not wait for other ranks. In a forked child it
   // does nothing.
   ~Group();
@@ -232,6 +234,8 @@ class Group {
   bool broken() const;
   // Those whose processes are gone, as far as this rank has heard.
   std::vector<int> lost_ranks() const;
+  // The same with what is known of each: "(pid 17, host a) was killed by ...".
+  std::map<int, std::string> losses() const;
   // Those whom this rank's time-out, which broke the group, found missing; empty if it was
   // another's.
   std::vector<int> late_ranks() const;

@@ -57,8 +57,9 @@ struct Work::Messages final : Work::Operation {
 // on the progress thread, or on a thread that waits for it, whichever is there first.
 class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
  public:
-  Impl(std::shared_ptr<Medium> medium, std::chrono::nanoseconds timeout)
+  Impl(std::shared_ptr<Medium> medium, std::chrono::nanoseconds timeout, std::vector<int> job_ranks)
       : timeout_(timeout),
+        job_ranks_(std::move(job_ranks)),
         medium_(std::move(medium)),
         messages_(medium_->messages()),
         observer_(*medium_),
@@ -79,6 +80,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
   }
   const std::shared_ptr<Medium>& shared_medium() const { return medium_; }
 
+  const std::vector<int>& job_ranks() const { return job_ranks_; }  // empty: not known
   const CallMaker& calls() const { return calls_; }
   Messages& messages() { return messages_; }
   Observer& observer() { return observer_; }
@@ -135,6 +137,7 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
 
   const HomeProcess home_;
   const std::chrono::nanoseconds timeout_;
+  const std::vector<int> job_ranks_;
   const std::shared_ptr<Medium> medium_;
   Messages& messages_;  // the medium's
   Observer observer_;

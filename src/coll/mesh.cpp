@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "store/ended.h"
 
 namespace convoy::shm {
 namespace {
@@ -166,7 +167,7 @@ void Mesh::meet(Store& store, const MeshOptions& options) {
   }
   if (!missing.empty()) {
     fail(ErrorKind::kTimeout, "these ranks did not come by the deadline: ", missing,
-         "; were they started, and with the same store and group name?");
+         "; were they started, and with the same store and group name?", ended_in_job());
   }
 }
 

@@ -2,7 +2,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "coll/types.h"
 
@@ -17,6 +20,11 @@ struct GroupOptions {
   // Large private buffers that only move are read straight out of the other process where the
   // kernel allows it (process_vm_readv). All ranks must say the same, or it is not done.
   bool read_private = true;
+  // The ranks' numbers in the job, by rank, where they are known. Of a rank that ends before it
+  // comes, the launcher may know, and other groups of this process that have such numbers.
+  std::vector<int> job_ranks = {};
+  // Who else knows: the ranks that have ended ("was killed by ..."). Asked while the group is made.
+  std::function<std::map<int, std::string>()> ended = {};
 };
 
 struct CallOptions {

@@ -52,6 +52,7 @@ class ConvoyBackend::Impl {
   Impl(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options);
 
   coll::Group& group() { return *group_; }
+  const std::shared_ptr<coll::Group>& shared_group() const { return group_; }
   bool is_here() const noexcept { return home_.is_here(); }
   const Options& options() const { return *options_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }

@@ -22,34 +22,28 @@ c10::intrusive_ptr<ConvoyBackend::Options> copy_of(
 
 std::shared_ptr<coll::Group> make_group(const std::shared_ptr<Store>& store, int rank, int size,
                                         const ConvoyBackend::Options& options) {
+  const auto& global = options.global_ranks_in_group;
+  std::vector<int> job_ranks;
+  if (global.size() == static_cast<std::size_t>(size))
+    job_ranks.assign(global.begin(), global.end());
   return coll::Group::create(store, rank, size,
                              {.name = options.group_name.empty() ? "convoy" : options.group_name,
                               .timeout = options.timeout,
                               .threads = options.threads,
-                              .read_private = options.read_private});
+                              .read_private = options.read_private,
+                              .job_ranks = std::move(job_ranks),
+                              .ended = options.ended});
 }
 
 coll::ReduceOptions reduce_options(const c10d::ReduceOp& op) {
-  using coll::ReduceOp;
   coll::ReduceOptions options;
-  switch (op) {
-    case c10d::ReduceOp::SUM: options.op = ReduceOp::kSum; break;
-    case c10d::ReduceOp::AVG: options.op = ReduceOp::kAvg; break;
-    case c10d::ReduceOp::PRODUCT: options.op = ReduceOp::kProduct; break;
-    case c10d::ReduceOp::MIN: options.op = ReduceOp::kMin; break;
-    case c10d::ReduceOp::MAX: options.op = ReduceOp::kMax; break;
-    case c10d::ReduceOp::BAND: options.op = ReduceOp::kBand; break;
-    case c10d::ReduceOp::BOR: options.op = ReduceOp::kBor; break;
-    case c10d::ReduceOp::BXOR: options.op = ReduceOp::kBxor; break;
-    case c10d::ReduceOp::PREMUL_SUM: {
-      options.op = ReduceOp::kPremulSum;
-      const auto* factor = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
-      TORCH_CHECK_VALUE(factor, "PREMUL_SUM needs a factor: make it with makePreMulSum");
-      options.factor = factor->tensor_factor.defined() ? factor->tensor_factor.item<double>()
-                                                       : factor->double_factor;
-      break;
-    }
-    default: TORCH_CHECK_VALUE(false, "unknown reduce operation");
+  TORCH_CHECK_VALUE(op <= c10d::ReduceOp::PREMUL_SUM, "unknown reduce operation");
+  options.op = static_cast<ReduceOp>(static_cast<c10d::ReduceOp::RedOpType>(op));
+  if (options.op == ReduceOp::kPremulSum) {
+    const auto* factor = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
+    TORCH_CHECK_VALUE(factor, "PREMUL_SUM needs a factor: make it with makePreMulSum");
+    options.factor = factor->tensor_factor.defined() ? factor->tensor_factor.item<double>()
+                                                     : factor->double_factor;
   }
   if (const auto* more = dynamic_cast<RoundingSupplement*>(op.supplement_.get())) {
     options.rounding = more->rounding;
@@ -60,7 +54,9 @@ coll::ReduceOptions reduce_options(const c10d::ReduceOp& op) {
 }  // namespace
 
 ConvoyBackend::Impl::Impl(std::shared_ptr<coll::Group> group, c10::intrusive_ptr<Options> options)
-    : options_(std::move(options)), timeout_(options_->timeout), group_(std::move(group)) {}
+    : options_(std::move(options)), timeout_(options_->timeout), group_(std::move(group)) {
+  options_->ended = {};  // it may own what this group came from
+}
 
 c10::intrusive_ptr<ConvoyBackend::Options> ConvoyBackend::Impl::current_options() const {
   auto options = c10::make_intrusive<Options>(*options_);
@@ -139,14 +135,37 @@ c10::intrusive_ptr<c10d::Backend> ConvoyBackend::split(
   std::string members = concat("convoy/", opts ? opts->group_name : "", "/members");
   for (const int rank : ranks) members = concat(members, "-", rank);
   const auto own = c10::make_intrusive<c10d::PrefixStore>(members, store);
-  return merge(own, opts, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()));
+  return merge_with(own, opts, static_cast<int>(mine - ranks.begin()),
+                    static_cast<int>(ranks.size()), ended_among(ranks));
+}
+
+std::function<std::map<int, std::string>()> ConvoyBackend::ended_among(
+    const std::vector<int>& ranks) const {
+  return [group = impl_->shared_group(), ranks] {
+    std::map<int, std::string> ended;
+    const auto losses = group->losses();
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const auto found = losses.find(ranks[r]);
+      if (found != losses.end()) ended.emplace(static_cast<int>(r), found->second);
+    }
+    return ended;
+  };
 }
 
 c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  return merge_with(store, opts, rank, size, {});
+}
+
+c10::intrusive_ptr<c10d::Backend> ConvoyBackend::merge_with(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
+    std::function<std::map<int, std::string>()> ended) {
   impl_->group().check_process("merge");
   auto options = impl_->current_options();
+  options->global_ranks_in_group.clear();  // of this group
+  options->ended = std::move(ended);
   if (opts) {
     options->timeout = opts->timeout;
     options->group_name = opts->group_name;

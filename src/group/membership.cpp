@@ -110,6 +110,7 @@ c10::intrusive_ptr<ConvoyBackend> make(const Attempt& attempt, const Deadline& d
   auto options = c10::make_intrusive<ConvoyBackend::Options>(limit);
   options->group_name = attempt.name;
   options->compare_shapes = attempt.old.compares_shapes();
+  options->ended = attempt.old.ended_among(attempt.ranks);
   try {
     auto backend = c10::make_intrusive<ConvoyBackend>(
         with_prefix(attempt.store, "backend"), static_cast<int>(mine - attempt.ranks.begin()),

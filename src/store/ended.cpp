@@ -38,8 +38,10 @@ std::map<int, std::string> parse_ended(const std::string& text) {
   return ended;
 }
 
-std::map<int, std::string> ended_ranks(int rank, int size) noexcept {
-  if (!std::getenv(kStoreFdVariable) || !says("RANK", rank) || !says("WORLD_SIZE", size)) return {};
+namespace {
+
+std::map<int, std::string> all_ended() noexcept {
+  if (!std::getenv(kStoreFdVariable)) return {};
   try {
     const auto store = launcher_store();
     return store ? parse_ended(store->try_get(kEndedKey).value_or(""))
@@ -47,6 +49,33 @@ std::map<int, std::string> ended_ranks(int rank, int size) noexcept {
   } catch (const std::exception&) {
     return {};  // the launcher, or this process's connection to it, is gone: others tell that
   }
+}
+
+}  // namespace
+
+std::map<int, std::string> ended_ranks(int rank, int size) noexcept {
+  if (!says("RANK", rank) || !says("WORLD_SIZE", size)) return {};
+  return all_ended();
+}
+
+std::map<int, std::string> ended_ranks(int rank, std::span<const int> ranks) noexcept {
+  const auto at = static_cast<std::size_t>(rank);
+  if (at >= ranks.size() || !says("RANK", ranks[at])) return {};
+  const auto all = all_ended();
+  std::map<int, std::string> ended;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto found = all.find(ranks[r]);
+    if (found != all.end()) ended.emplace(static_cast<int>(r), found->second);
+  }
+  return ended;
+}
+
+std::string ended_in_job() noexcept {
+  std::string text;
+  for (const auto& [rank, how] : all_ended()) {
+    text += concat(text.empty() ? "; of this job rank " : ", rank ", rank, " ", how);
+  }
+  return text;
 }
 
 }  // namespace convoy

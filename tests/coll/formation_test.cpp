@@ -133,6 +133,28 @@ TEST(FormationTest, WhoDoesNotComeIsNamed) {
   });
 }
 
+// A rank of the job ends before it comes to a group of some of them. Another group knows.
+TEST(FormationTest, ADeathBeforeItIsToldByAnotherGroup) {
+  RankGroup ranks(4, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto world = Group::create(with_prefix(r.store(), "world"), r.id(), r.size(),
+                                     {.name = "world", .timeout = kFar, .job_ranks = {0, 1, 2, 3}});
+    world->barrier();
+    if (r.id() == 2) raise(SIGKILL);
+    if (r.id() == 1) return;
+    const auto begin = Clock::now();
+    const std::string text = error_of([&] {
+      Group::create(with_prefix(r.store(), "some"), r.id() == 0 ? 2 : 0, 3,
+                    {.name = "some", .timeout = kFar, .job_ranks = {3, 2, 0}});
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("peer lost"), HasSubstr("group \"some\""),
+                            HasSubstr("rank 1 (pid "), HasSubstr("SIGKILL")));
+    EXPECT_LT(Clock::now() - begin, kEventLimit + 20s);
+  });
+  const auto results = ranks.collect();
+  for (const std::size_t r : {0, 1, 3}) EXPECT_FALSE(results[r].failed()) << results[r].output;
+}
+
 std::size_t address_space() {
   std::size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;

@@ -92,6 +92,25 @@ TEST(ShrinkTest, DeathsDuringTheShrink) {
   ranks.join();
 }
 
+// One that died does not come to a split: the group out of which that is made knows.
+TEST(SplitTest, ADeathBeforeItIsToldByName) {
+  RankGroup ranks(3, RankMode::kProcesses);
+  ranks.start([](Rank& r) {
+    const auto group = make_group(r, r.id(), r.size(), "world");
+    r.mark("here");
+    if (r.id() == 1) r.wait_for("never");
+    r.wait_for("killed");
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(text_of([&] { group.split({2, 1, 0}, {.timeout = 50s}); }),
+                AllOf(HasSubstr("making group"), HasSubstr("rank 1 (pid "), HasSubstr("SIGKILL")));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  });
+  ranks.wait_mark("here");
+  ranks.kill(1, SIGKILL);
+  ranks.post("killed");
+  ranks.join();
+}
+
 // Ranks that live and are left out, busy or asleep.
 TEST(ShrinkTest, WhoIsLeftOutIsKilled) {
   RankGroup ranks(4, RankMode::kProcesses);

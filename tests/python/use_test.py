@@ -1,6 +1,8 @@
 """torch.distributed on the backend convoy: what programs use, with the values that they expect."""
 
 import copy
+import os
+import signal
 import threading
 from datetime import timedelta
 
@@ -239,6 +241,20 @@ def again(path):
         dist.destroy_process_group()
 
 
+def dies_before_a_group():
+    """Of a rank that ends before it comes to a group of some of the ranks, the default group knows."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dist.get_rank() == 2:
+        return ""
+    try:
+        dist.new_group([0, 1], timeout=timedelta(seconds=300))  # longer than the test may take
+    except convoy.Error as error:
+        return str(error)
+    return "nothing was raised"
+
+
 def objects_of_dist2(path):
     rank = ranks.rank()
     store = dist.FileStore(path, 2)
@@ -350,6 +366,12 @@ class UseTest(TestCase):
     def test_options_and_device_names(self):
         with ranks.folder() as path:
             ranks.run(with_options, 2, f"file://{path}/store", backend=None)
+
+    def test_a_death_before_a_group(self):
+        text, dead, _ = ranks.run_all(dies_before_a_group, 3)
+        self.assertIsInstance(dead, ranks.Died)
+        self.assertIn("rank 1 (pid ", text)
+        self.assertIn("SIGKILL", text)
 
     def test_a_store_serves_again(self):
         with ranks.folder() as path:
