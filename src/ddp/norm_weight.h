@@ -1,7 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "convoy/group.h"
@@ -13,7 +16,9 @@ namespace convoy {
 // that, in backward, and has to weigh them in the same way. Used by one thread at a time: that of
 // the model's forwards and backwards.
 struct NormWeight {
-  double samples = 1;  // set by the reducer; 1, if gradients are not weighted
+  double samples = 1;     // set by the reducer; 1, if gradients are not weighted
+  bool weighted = false;  // whether they are
+  std::set<const c10::TensorImpl*> parameters = {};  // that it reduces
   // What SyncBatchNorms have weighed with since the last round; cleared by the reducer.
   std::optional<double> used = {};
   bool differs = false;  // it was not always the same
@@ -25,8 +30,8 @@ struct NormWeight {
   }
 };
 
-// A reducer of this group lives as long as what this returns.
-std::shared_ptr<NormWeight> enlist_reducer(const ProcessGroup& group);
+// A reducer of this group and these parameters lives as long as what this returns.
+std::shared_ptr<NormWeight> enlist_reducer(const ProcessGroup& group, at::TensorList parameters);
 // True if there is another one.
 bool has_other_reducers(const ProcessGroup& group, const std::shared_ptr<NormWeight>& self);
 
@@ -35,15 +40,20 @@ void enter_forward(std::shared_ptr<NormWeight> model);
 void leave_forward();
 
 // Of the model in whose forward this was made, if there was one. Otherwise (a Reducer that is not
-// told of forwards, a call of the bare module) of all reducers of the group.
+// told of forwards, a call of the bare module) of the reducer that has the layer's `weight`, in
+// whatever group; and of all reducers of the layer's group if that is nobody's.
 class NormWeights {
  public:
-  explicit NormWeights(const ProcessGroup& group);
-  // For one backward. kInvalidArgument if there are several reducers, with different weights.
+  NormWeights(const ProcessGroup& group, const at::Tensor& weight);
+  // For one backward. kInvalidArgument if it cannot be told: there are several reducers, with
+  // different weights, or only some of other groups.
   double use() const;
 
  private:
+  double use_all_of_group() const;
+
   const ProcessGroup group_;
+  const bool trains_;  // the layer's weight
   const bool in_forward_;
   const std::weak_ptr<NormWeight> model_;
 };

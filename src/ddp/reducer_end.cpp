@@ -120,6 +120,7 @@ void Reducer::Impl::end_group_unless_agreed() noexcept {
 
 // What is left of the buckets, and the verdict about them.
 bool Reducer::Impl::finish_buckets() {
+  if (!buckets_.empty()) meet_before_hooks();
   while (next_ < buckets_.size()) launch(next_++);
   take_results();
   check_sparse();
@@ -187,7 +188,7 @@ void Reducer::Impl::take_results() {
     bucket.buffer.copy_(result.reshape({-1}));
   }
   // Last: what it throws may be no end of the group, and nothing of this round is under way then.
-  for (const auto& port : ports_) port->drain();
+  for (const auto& port : ports_) go_on_if(first_in_port_, [&] { port->drain(); });
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     if (buckets_[index].deferred) timeline_.done(index);
   }
@@ -291,6 +292,7 @@ void Reducer::Impl::close(Outcome outcome) {
     bucket.result.reset();
     bucket.fresh = false;
   }
+  meeting_.reset();
   for (const auto& port : ports_) port->closed();
   norm_weight_->forget();
   learnt_ |= learns;

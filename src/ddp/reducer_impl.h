@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -215,6 +216,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // --- a round: reducer_round.cpp, and its end: reducer_end.cpp ---
   void open(const Sink* sink);
   void begin();
+  // As options_.reduce says.
+  void weigh_norms();
   void share_samples();
   void check_norms(const std::vector<double>& changes);
   void presume_unused(const Sink* sink);
@@ -223,6 +226,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void settle(std::size_t index);
   void launch_complete_ones();
   void launch(std::size_t bucket);
+  // Before the first hook of a round all ranks meet in the reducer's own group: one that does not
+  // come to this round is found out there, and not missed inside of the hook. True: they have met.
+  bool have_met();
+  void meet_before_hooks();
   HookResult start(std::size_t bucket);
   // To the end, whatever it is; throws unless all ranks are fine.
   void complete(Outcome outcome, std::string text);
@@ -256,7 +263,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   template <class Function>
   bool issue(Function operation) {
     if (std::exchange(late_, false)) return false;
-    const bool first = std::exchange(first_, false);
+    return go_on_if(std::exchange(first_, false), operation);
+  }
+  template <class Function>
+  bool go_on_if(bool first, Function operation) {
     try {
       operation();
     } catch (const coll::Disagreement& e) {
@@ -322,6 +332,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   Replicas replicas_;
   std::unique_ptr<SharedBirths> births_;  // none: gradients are not born in shared memory
   ProcessGroup hook_group_;               // none: to be made by the next round
+  std::optional<Work> meeting_;           // before hooks, under way
   std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
 
   int paused_ = 0;
@@ -355,9 +366,12 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   JoinStep join_step_;      // of this round
   bool announced_ = false;  // this round
   bool shadowing_ = false;
-  std::string owed_;            // why this rank does not come to a backward of the others
-  const char* round_ = "";      // what began this round
-  bool first_ = false;          // no operation of this round was issued yet
+  std::string owed_;        // why this rank does not come to a backward of the others
+  const char* round_ = "";  // what began this round
+  bool first_ = false;      // no operation of this round was issued yet
+  // The first one is under way: the message of a deferred bucket, or `meeting_`.
+  bool first_in_port_ = false, first_is_meeting_ = false;
+  bool met_ = false;            // before hooks
   bool late_ = false;           // this rank's first one was another: the round's is over
   bool in_late_round_ = false;  // which this rank did not begin
   const bool compares_;         // ranks that call different things are told, and nothing else

@@ -240,7 +240,7 @@ void Reducer::Impl::set_reduce(GradReduce reduce) {
          "there is a comm hook, which decides that; only kMean goes with it");
   }
   options_.reduce = reduce;
-  norm_weight_->samples = samples_of(reduce);
+  weigh_norms();
 }
 
 }  // namespace convoy

@@ -20,7 +20,7 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       options_(std::move(options)),
       size_(group_.size()),
       verdict_(group_, tensors_.size()),
-      norm_weight_(enlist_reducer(group_)),
+      norm_weight_(enlist_reducer(group_, tensors_)),
       alone_(size_ == 1),
       compares_(size_ > 1 && group_.backend_name() == "convoy") {
   std::string error;  // of this rank, which the others hear too
@@ -51,7 +51,7 @@ void Reducer::Impl::check() {
   require(options_.names.empty() || options_.names.size() == count, options_.names.size(),
           " names for ", count, " parameters; give one for each, or none");
   check_weight(options_.reduce);
-  norm_weight_->samples = samples_of(options_.reduce);
+  weigh_norms();
   parameters_.resize(count);
   std::set<const void*> seen;
   bool trains = false;

@@ -49,6 +49,9 @@ void Reducer::Impl::open(const Sink* sink) {
   open_ = true;
   begun_ = false;
   first_ = true;
+  first_in_port_ = first_is_meeting_ = false;
+  met_ = !hook_ || !compares_ || size_ == 1;
+  meeting_.reset();
   announced_ = false;
   next_ = 0;
   arrivals_ = 0;
@@ -123,6 +126,11 @@ void Reducer::Impl::presume_unused(const Sink* sink) {
     const bool waited_for = parameter.active && !parameter.presumed_unused;
     if (parameter.bucket != kNone && !waited_for) --buckets_[parameter.bucket].pending;
   }
+}
+
+void Reducer::Impl::weigh_norms() {
+  norm_weight_->samples = samples_of(options_.reduce);
+  norm_weight_->weighted = options_.reduce.kind() == GradReduce::Kind::kWeighted;
 }
 
 // The ranks' weights; and whether SyncBatchNorms have weighed with the same ones.
@@ -257,7 +265,34 @@ void Reducer::Impl::settle(std::size_t index) {
 
 void Reducer::Impl::launch_complete_ones() {
   if (late_now_) return;
-  while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(next_++);
+  while (next_ < buckets_.size() && buckets_[next_].pending == 0 && have_met()) launch(next_++);
+}
+
+// Nobody waits here: backward goes on, and hooks are called when the next gradient comes.
+bool Reducer::Impl::have_met() {
+  if (met_) return true;
+  const PurposeScope scope(purpose());
+  try {
+    if (!meeting_) {
+      meeting_ = group_.barrier_async();
+      first_is_meeting_ = std::exchange(first_, false);
+    }
+    if (!meeting_->done()) return false;
+    meeting_->wait();
+  } catch (const std::exception&) {
+    return false;  // the end of the backward sees to it
+  }
+  meeting_.reset();
+  return met_ = true;
+}
+
+void Reducer::Impl::meet_before_hooks() {
+  if (std::exchange(met_, true)) return;
+  if (const auto meeting = std::exchange(meeting_, std::nullopt)) {
+    go_on_if(first_is_meeting_, [&] { meeting->wait(); });
+  } else {
+    issue([&] { group_.barrier(); });
+  }
 }
 
 void Reducer::Impl::launch(std::size_t index) {
@@ -278,6 +313,8 @@ void Reducer::Impl::launch(std::size_t index) {
   if (bucket.deferred) {
     ShardPort& port = *port_of(bucket);
     if (!port.overlaps()) return;
+    if (std::exchange(late_, false)) return;
+    if (std::exchange(first_, false)) first_in_port_ = true;
     std::vector<bool> used;
     for (const std::size_t i : bucket.parameters) used.push_back(parameters_[i].used);
     return guarded(index, [&] { port.launched(index, outcome_ == Outcome::kGood, used); });

@@ -65,7 +65,8 @@ Statistics statistics_of_all(NormGroup& group, const Tensor& input) {
 }
 
 struct Held final : torch::CustomClassHolder {
-  explicit Held(std::shared_ptr<NormGroup> g) : group(std::move(g)), weights(group->parent()) {}
+  Held(std::shared_ptr<NormGroup> g, const Tensor& weight)
+      : group(std::move(g)), weights(group->parent(), weight) {}
   const std::shared_ptr<NormGroup> group;
   const NormWeights weights;
 };
@@ -79,7 +80,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["held"] =
         c10::IValue::make_capsule(c10::static_intrusive_pointer_cast<torch::CustomClassHolder>(
-            c10::make_intrusive<Held>(group)));
+            c10::make_intrusive<Held>(group, weight)));
     if (input.numel() == 0) return at::empty_like(input);
     const Tensor wide = input.to(all.mean.scalar_type());
     const auto type = wide.scalar_type();

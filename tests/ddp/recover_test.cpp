@@ -6,6 +6,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/concat.h"
 #include "convoy/sharded_optimizer.h"
 #include "convoy/sync_batch_norm.h"
 #include "ddp/support.h"
@@ -135,10 +136,10 @@ std::vector<Case> with_all_options(const Case& one) {
     cases.push_back(next);
   };
   add("plain", {});
-  add("small buckets", {.bucket_cap_mb = 1e-5, .launch = Launch::kEarly});
+  add("small buckets", {.bucket_cap_mb = 1e-5, .launch = BucketLaunch::kEarly});
   add("find_unused", {.bucket_cap_mb = 1e-5, .find_unused_parameters = true});
-  add("static", {.bucket_cap_mb = 1e-5, .static_graph = true, .launch = Launch::kLate});
-  add("copies", {.gradient_as_bucket_view = false, .launch = Launch::kEarly});
+  add("static", {.bucket_cap_mb = 1e-5, .static_graph = true, .launch = BucketLaunch::kLate});
+  add("copies", {.gradient_as_bucket_view = false, .launch = BucketLaunch::kEarly});
   add("asks first", {.find_unused_parameters = true, .skip_all_reduce_unused_params = true});
   add("weighted", {.reduce = GradReduce::weighted(1)});
   add("replicas", {.check_replicas_every = 1});
@@ -177,11 +178,33 @@ TEST(RecoverTest, LossThrowsWithBuffers) { train_with_all_options(Fault::kLoss, 
 TEST(RecoverTest, ABackwardIsLeftOut) { train_with_all_options(Fault::kSkip, true); }
 
 TEST(RecoverTest, WithAHook) {
-  for (const bool buffers : {false, true}) {
-    for (const Fault fault : {Fault::kForward, Fault::kLoss}) {
-      train({.name = "hook", .buffers = buffers, .fault = fault, .ranks = 3, .culprit = 1},
-            [](auto& model) { model.register_comm_hook(hooks::all_reduce); });
+  for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
+    for (const bool buffers : {false, true}) {
+      for (const Fault fault : {Fault::kForward, Fault::kLoss, Fault::kSkip}) {
+        if (fault == Fault::kSkip && !buffers) continue;
+        train({.name = launch == BucketLaunch::kEarly ? "early" : "late",
+               .options = {.bucket_cap_mb = 1e-5, .launch = launch},
+               .buffers = buffers,
+               .fault = fault,
+               .ranks = 3,
+               .culprit = 1},
+              [](auto& model) { model.register_comm_hook(hooks::all_reduce); });
+      }
     }
+  }
+}
+
+// The others wait inside of the hook, in their own thread.
+TEST(RecoverTest, WithAHookThatWaits) {
+  for (const Fault fault : {Fault::kForward, Fault::kSkip}) {
+    train(
+        {.name = "waits", .options = {.launch = BucketLaunch::kEarly}, .fault = fault, .ranks = 3},
+        [](auto& model) {
+          model.register_comm_hook([](const GradBucket& bucket) -> HookResult {
+            bucket.group().all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg});
+            return bucket.buffer();
+          });
+        });
   }
 }
 
@@ -322,28 +345,48 @@ TEST(RecoverTest, InAJoinThatEndsEarly) {
   });
 }
 
+struct ShardedCase {
+  bool in_backward;
+  BucketLaunch launch;
+  Fault fault;
+};
+
+void train_sharded(const ShardedCase& one) {
+  run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+    auto net = seeded(1, [] { return RecoverNet(true); });
+    DistributedDataParallel model(net, world, {.bucket_cap_mb = 1e-5, .launch = one.launch});
+    ShardedOptimizer<torch::optim::SGD> sgd(model.reducer(), torch::optim::SGDOptions(0.1),
+                                            {.in_backward = one.in_backward});
+    int failures = 0;
+    for (int step = 0; step < 5; ++step) {
+      const bool fails = r.id() == 1 && step == 2;
+      sgd.zero_grad();
+      try {
+        const auto loss =
+            model(batch(r.id(), step), fails && one.fault == Fault::kForward).pow(2).mean();
+        if (fails) continue;  // left out
+        loss.backward();
+        if (!one.in_backward) sgd.step();
+      } catch (const std::exception& e) {
+        ++failures;
+        EXPECT_EQ(step, 2) << e.what();
+        EXPECT_THAT(e.what(),
+                    HasSubstr(one.fault == Fault::kForward ? "boom" : "leave out a batch"));
+      }
+    }
+    EXPECT_EQ(failures, one.fault == Fault::kSkip && r.id() == 1 ? 0 : 1);
+    expect_equal_on_all(world, net->parameters());
+  });
+}
+
 TEST(RecoverTest, ShardedOptimizers) {
   for (const bool in_backward : {false, true}) {
-    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-      auto net = seeded(1, [] { return RecoverNet(true); });
-      DistributedDataParallel model(net, world, {.launch = Launch::kLate});
-      ShardedOptimizer<torch::optim::SGD> sgd(model.reducer(), torch::optim::SGDOptions(0.1),
-                                              {.in_backward = in_backward});
-      int failures = 0;
-      for (int step = 0; step < 5; ++step) {
-        sgd.zero_grad();
-        try {
-          model(batch(r.id(), step), r.id() == 1 && step == 2).pow(2).mean().backward();
-          if (!in_backward) sgd.step();
-        } catch (const std::exception& e) {
-          ++failures;
-          EXPECT_EQ(step, 2);
-          EXPECT_THAT(e.what(), HasSubstr("boom"));
-        }
+    for (const BucketLaunch launch : {BucketLaunch::kLate, BucketLaunch::kEarly}) {
+      for (const Fault fault : {Fault::kForward, Fault::kSkip}) {
+        SCOPED_TRACE(concat(in_backward, launch == BucketLaunch::kEarly, fault == Fault::kSkip));
+        train_sharded({in_backward, launch, fault});
       }
-      EXPECT_EQ(failures, 1);
-      expect_equal_on_all(world, net->parameters());
-    });
+    }
   }
 }
 

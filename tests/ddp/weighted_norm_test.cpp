@@ -163,6 +163,39 @@ TEST(WeightedNormTest, BareReducer) {
   });
 }
 
+// Its norms use another group: they weighed by 1.
+TEST(WeightedNormTest, BareReducerOfAnotherGroup) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    const auto other = world.split({0, 1}, {.name = "other"}).value();
+    auto net = sync_net(other);
+    auto local = local_net();
+    const WholeBatch batch(1, {2, 5});
+    Reducer reducer(net->parameters(), world,
+                    {.reduce = GradReduce::weighted(static_cast<double>(batch.size_of(r.id())))});
+    const auto out = reducer.prepare_for_backward({net->forward(batch.part(batch.x, r.id()))})[0];
+    loss_of(out, batch.part(batch.y, r.id())).backward();
+    loss_of(local->forward(batch.x), batch.y).backward();
+    expect_same_gradients(*net, *local, "reducer");
+  });
+}
+
+// And where they have no parameter by which they could be found.
+TEST(WeightedNormTest, BareReducerOfAnotherGroupWithoutWeights) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    const auto other = world.split({0, 1}, {.name = "other"}).value();
+    Linear fc(3, 4);
+    const nn::SyncBatchNorm1d norm(torch::nn::BatchNormOptions(4).affine(false), other);
+    Reducer reducer(fc->parameters(), world, {.reduce = GradReduce::weighted(1 + r.id())});
+    const auto loss = [&] {
+      return reducer.prepare_for_backward({norm->forward(fc(random(r.id(), {5, 3})))})[0].sum();
+    };
+    EXPECT_THAT(text_of([&] { loss().backward(); }),
+                AllOf(HasSubstr("group \"other\""), HasSubstr("weighted by samples in another")));
+    reducer.set_reduce(GradReduce::kMean);
+    loss().backward();
+  });
+}
+
 // Statistics over some of the model's ranks only: weights are the model's.
 TEST(WeightedNormTest, NormsOfASmallerGroup) {
   run_ranks(3, [](Rank& r, const ProcessGroup& world) {
@@ -203,7 +236,7 @@ TEST(WeightedNormTest, TwoModels) {
 }
 
 TEST(WeightedNormTest, InAJoin) {
-  for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+  for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
     run_ranks(3, [&](Rank& r, const ProcessGroup& world) {
       auto net = sync_net(world);
       auto local = local_net();

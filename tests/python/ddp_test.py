@@ -77,8 +77,9 @@ class Refuses(Output):
         raise ValueError("no members")
 
 
-def batch(step=0):
-    return torch.randn(5, 6, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+def batch(step=0, rank=None):
+    rank = dist.get_rank() if rank is None else rank
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def pair(make, **arguments):
@@ -244,6 +245,65 @@ def errors():
     expect_error("device_ids", lambda: convoy.DistributedDataParallel(nn.Linear(6, 2), device_ids=[0]))
     expect_error("no parameter or buffer 'nobody'", lambda: convoy.DistributedDataParallel(
         nn.Linear(6, 2), delay_all_reduce_named_params=["nobody"]))
+
+
+class Throws(nn.Module):
+    """A model with buffers whose forward may throw."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x, throws=False):
+        x = self.norm(self.first(x))
+        if throws:
+            raise ValueError("boom")
+        return self.second(x.relu())
+
+
+def goes_on(fault, hook):
+    """One rank does not come to a backward: all raise for that batch, and training goes on without it."""
+    rank, culprit, bad = dist.get_rank(), 1, 2
+    torch.manual_seed(3)
+    module = Throws()
+    start = copy.deepcopy(module)
+    model = convoy.DistributedDataParallel(module)
+    if hook:
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    texts = []
+    for step in range(5):
+        fails = rank == culprit and step == bad
+        optimizer.zero_grad()
+        text = ""
+        try:
+            y = model(batch(step), throws=fails and fault == "forward")
+            if fails and fault == "loss":
+                raise ValueError("boom")
+            y.square().mean().backward()
+            optimizer.step()
+        except (ValueError, RuntimeError) as error:
+            text = str(error)
+        texts.append(text)
+    assert [bool(text) for text in texts] == [step == bad for step in range(5)], texts
+    if rank == culprit:
+        assert texts[bad] == "boom", texts
+    else:
+        assert f"rank {culprit}: " in texts[bad] and "\n" not in texts[bad], texts
+        expected = "forward 3 threw: ValueError: boom" if fault == "forward" else "left out"
+        assert expected in texts[bad], texts
+    # As if nobody had had that batch.
+    alone = torch.optim.SGD(start.parameters(), 0.1)
+    size = dist.get_world_size()
+    for step in range(5):
+        if step == bad:
+            continue
+        alone.zero_grad()
+        for other in range(size):
+            (start(batch(step, other)).square().mean() / size).backward()
+        alone.step()
+    for ours, theirs in zip(module.parameters(), start.parameters()):
+        torch.testing.assert_close(ours, theirs)
 
 
 def checkpoints():
@@ -644,6 +704,12 @@ class Ddp(TestCase):
 
     def test_errors_are_on_all_ranks(self):
         ranks.run(errors, 2)
+
+    def test_exceptions_on_one_rank(self):
+        for fault in ["forward", "loss"]:
+            for hook in [False, True]:
+                with self.subTest(fault=fault, hook=hook):
+                    ranks.run(goes_on, 3, fault, hook)
 
     def test_checkpoints(self):
         ranks.run(checkpoints, 2)
