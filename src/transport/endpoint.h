@@ -117,6 +117,9 @@ struct Arrival {
   bool reply = false;
   std::span<const std::byte> head = {};
   std::vector<Part> parts = {};
+  // Whether threads that sleep in wait() look at what they wait for, when arrived() of a reply has
+  // returned. arrived() sets it to false if that concerns none of them: it saves their wake-up.
+  bool wakes = true;
 };
 
 // Another endpoint, as seen from here. Made and owned by the Endpoint, and there until that is
@@ -155,8 +158,9 @@ class Remote {
 // Takes what arrives; implemented by who receives. It must outlive the endpoint.
 //
 // Threads: replies (place and arrived) come on any thread that polls, several at a time. Everything
-// else comes on the thread that serves, one call at a time. No lock of the endpoint is held: calls
-// may send, and wait. A call that takes long keeps letters waiting.
+// else comes on the thread that serves, one call at a time; a call that sleeps in wait() or has
+// called hand_over() does not count. No lock of the endpoint is held: calls may send, and wait. A
+// call that takes long keeps letters waiting, unless it hands over.
 //
 // Order: letters of one remote that are no replies and have no large piece arrive in the order in
 // which they were sent. Replies have no order, since several threads take them, and letters with
@@ -210,11 +214,13 @@ class Endpoint {
   // needs to run for one to arrive. Whoever makes ready() true outside of an Inbox's calls for
   // replies and losses must wake() after it. False: the deadline passed and ready() is false.
   virtual bool wait(const Deadline& deadline, FunctionRef<bool()> ready) = 0;
-  // The thread that serves does not come back soon from the call of the inbox in which it is: another
-  // one serves from now on, and that one only ends its call. Of any thread.
-  virtual void hand_over() {}
   // Threads in wait() look at ready() again. Costs nothing while none sleeps.
   virtual void wake() noexcept = 0;
+  // The call of the inbox in which the thread that serves is will not return soon: another thread
+  // serves from now on, and does not wait for its end. From any thread. wait() does it by itself,
+  // before it sleeps, where it is called by the thread that serves. Nothing happens where no thread
+  // of the endpoint serves.
+  virtual void hand_over() noexcept {}
 
   // The endpoint's time; in a simulation it is not that of the machine.
   virtual Clock::time_point now() const = 0;

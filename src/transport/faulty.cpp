@@ -68,7 +68,7 @@ class FaultyEndpoint final : public Endpoint, private Inbox {
     return inner().wait(deadline, ready);
   }
   void wake() noexcept override { inner().wake(); }
-  void hand_over() override { inner().hand_over(); }
+  void hand_over() noexcept override { inner().hand_over(); }
   Clock::time_point now() const override { return inner().now(); }
   TimerId call_at(Clock::time_point when, std::function<void()> function) override {
     return inner().call_at(when, std::move(function));

@@ -133,6 +133,146 @@ TEST(ShmEndpointTest, CrossingCalls) {
   call(*a, *b, replies[0]);
 }
 
+// Somebody new sends a reply at once; the thread that waits must not be given it before joined().
+TEST(ShmEndpointTest, AReplyDoesNotOvertakeTheGreeting) {
+  const auto a = join();
+  const auto b = join({.service_thread = false});
+  std::atomic<std::size_t> greeted = 0;
+  b->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    EXPECT_TRUE(arrival.reply);
+    greeted = b->inbox.state().joined.size();
+  };
+  Remote& to_b = a->to(*b);
+  const Bytes data = some_bytes(100'000, 13);
+  const Piece pieces[] = {{data}};
+  ASSERT_EQ(to_b.try_send({.kind = 1, .reply = true}), SendResult::kSent);
+  ASSERT_EQ(to_b.try_send({.kind = 2, .reply = true, .pieces = pieces}), SendResult::kSent);
+  // Long enough for all that a thread in wait() would do.
+  b->endpoint->wait(Deadline::after(20ms), [&] { return b->inbox.letters() != 0; });
+  EXPECT_EQ(b->inbox.letters(), 0u);
+  const Deadline limit = Deadline::after(kLimit);
+  while (b->inbox.letters() < 2 && !limit.expired()) b->endpoint->poll(Endpoint::Serve::kAll);
+  EXPECT_EQ(b->inbox.letters(), 2u);
+  EXPECT_EQ(greeted, 1u);
+  b->inbox.on_arrived = nullptr;
+  b->inbox.clear();
+}
+
+// A call of the inbox may wait: requests, losses and timers go on meanwhile.
+TEST(ShmEndpointTest, ACallThatWaitsKeepsNobodyFromBeingServed) {
+  const auto a = join();
+  auto b = join();
+  std::atomic<bool> second = false;
+  std::atomic<bool> timer = false;
+  std::atomic<int> returned = 0;
+  Endpoint* const endpoint = a->endpoint.get();
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    if (arrival.kind == 1) {
+      endpoint->call_at(endpoint->now(), [&] {
+        timer = true;
+        endpoint->wake();
+      });
+      EXPECT_TRUE(until(*a, [&] { return second && timer && !a->inbox.state().lost.empty(); }));
+      ++returned;
+    }
+    if (arrival.kind == 2) second = true;
+  };
+  Remote& to_a = b->to(*a);
+  ASSERT_EQ(to_a.try_send({.kind = 1}), SendResult::kSent);
+  ASSERT_EQ(to_a.try_send({.kind = 2}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return second.load(); }));
+  b.reset();
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 2; }));
+  EXPECT_EQ(returned, 1);
+  // The one that was handed over to goes on.
+  const auto c = join();
+  ASSERT_EQ(c->to(*a).try_send({.kind = 3}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 3; }));
+  a->inbox.on_arrived = nullptr;
+}
+
+// A call that stands still without wait(): another thread says so.
+TEST(ShmEndpointTest, HandsOverWhenAskedTo) {
+  const auto a = join();
+  const auto b = join();
+  std::binary_semaphore blocked{0};
+  std::counting_semaphore<8> go_on{0};
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    if (arrival.kind != 1) return;
+    blocked.release();
+    go_on.acquire();
+  };
+  Remote& to_a = b->to(*a);
+  for (LetterKind round = 0; round < 3; ++round) {
+    ASSERT_EQ(to_a.try_send({.kind = 1}), SendResult::kSent);
+    blocked.acquire();
+    a->endpoint->hand_over();
+    ASSERT_EQ(to_a.try_send({.kind = 2}), SendResult::kSent);
+    ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == round + 1u; }));
+  }
+  go_on.release(3);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 6; }));
+  a->endpoint->hand_over();  // also when nobody stands in a call
+  ASSERT_EQ(to_a.try_send({.kind = 3}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 7; }));
+  a->inbox.on_arrived = nullptr;
+}
+
+// Threads that come to wait() again and again take replies themselves; one that comes later, when
+// nobody is there, arrives nevertheless.
+TEST(ShmEndpointTest, AReplyArrivesThoughNobodyWaits) {
+  const auto a = join();
+  const auto b = join();
+  std::binary_semaphore came{0};
+  std::atomic<int> replies = 0;
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    ++replies;
+    if (arrival.kind == 2) came.release();
+  };
+  b->inbox.on_arrived = [](Remote& from, const Arrival& arrival) {
+    from.try_send({.kind = arrival.kind, .reply = true});
+  };
+  Remote& to_b = a->to(*b);
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 100; ++i) {
+      const int before = replies;
+      ASSERT_EQ(to_b.try_send({.kind = 1}), SendResult::kSent);
+      ASSERT_TRUE(until(*a, [&] { return replies > before; }));
+    }
+    ASSERT_EQ(to_b.try_send({.kind = 2}), SendResult::kSent);
+    ASSERT_TRUE(came.try_acquire_for(kLimit)) << "round " << round;
+  }
+  a->inbox.on_arrived = nullptr;
+  b->inbox.on_arrived = nullptr;
+}
+
+// One remote after the other has its ring watched; all the others knock.
+TEST(ShmEndpointTest, WatchedRingsTakeTurns) {
+  const auto hub = join();
+  constexpr std::size_t kSenders = 4;
+  constexpr std::size_t kLetters = 3000;
+  std::atomic<std::size_t> sent = 0;
+  std::vector<std::unique_ptr<Party>> parties;
+  std::vector<std::jthread> threads;
+  for (std::size_t s = 0; s < kSenders; ++s) {
+    parties.push_back(join());
+    threads.emplace_back([&, s] {
+      Remote& to = parties[s]->to(*hub);
+      for (std::size_t i = 0; i < kLetters; ++i) {
+        while (to.try_send({.kind = static_cast<LetterKind>(s), .reply = i % 3 == 0}) !=
+               SendResult::kSent) {
+          std::this_thread::yield();
+        }
+        ++sent;
+        if (i % (7 + s) == 0) std::this_thread::yield();
+      }
+    });
+  }
+  EXPECT_TRUE(until(*hub, [&] { return hub->inbox.letters() == kSenders * kLetters; }));
+  threads.clear();
+  EXPECT_EQ(sent, kSenders * kLetters);
+}
+
 TEST(ShmEndpointTest, LentMemoryIsNotCopiedAndIsGivenBack) {
   const auto a = join();
   auto b = join();

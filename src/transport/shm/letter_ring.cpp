@@ -138,14 +138,16 @@ std::span<const std::byte> RingReader::take(std::span<std::byte> small,
     layout().read.store(position, std::memory_order_release);
   };
   for (;;) {
-    if (position == seen_written_) {
+    std::uint64_t written = seen_written_.load(std::memory_order_relaxed);
+    if (position == written) {
       // Sequentially consistent: see Doorbell::knock().
-      seen_written_ = layout().written.load();
-      if (seen_written_ - position > RingLayout::kCapacity) bad_ring("impossible positions");
-      if (position == seen_written_) return {};
-      was_full_ |= seen_written_ - position >= kMuch;
+      written = layout().written.load();
+      if (written - position > RingLayout::kCapacity) bad_ring("impossible positions");
+      if (position == written) return {};
+      seen_written_.store(written, std::memory_order_relaxed);
+      was_full_ |= written - position >= kMuch;
     }
-    const std::size_t there = seen_written_ - position;
+    const std::size_t there = written - position;
     const std::size_t at = position & kRingMask;
     const std::size_t rest = RingLayout::kCapacity - at;
     const std::byte* const from = data_of(mapping_) + at;

@@ -151,10 +151,15 @@ class RingReader {
   // The next letter, copied to `small` if it fits, else to `large`; empty if there is none. Throws
   // kInvalidArgument if the ring holds what cannot be.
   std::span<const std::byte> take(std::span<std::byte> small, std::vector<std::byte>& large);
-  // There is a letter. Without a lock: for those who spin.
+  // There is a letter. Without a lock, and sequentially consistent: for those who watch the ring.
+  // The writer's line is not touched while there is more of what was seen before.
   bool has_letter() const noexcept {
-    return layout().written.load(std::memory_order_acquire) !=
-           position_.load(std::memory_order_relaxed);
+    return !drained() || layout().written.load() != position_.load(std::memory_order_relaxed);
+  }
+  // All was taken that the last look at the writer's position has shown.
+  bool drained() const noexcept {
+    return position_.load(std::memory_order_relaxed) ==
+           seen_written_.load(std::memory_order_relaxed);
   }
   // The writer waits. To be asked after letters were taken, and when there are no more (`drained`).
   // A writer that has not found the ring in good part full does not wait; then nothing is looked
@@ -170,9 +175,9 @@ class RingReader {
   static constexpr std::size_t kMuch = RingLayout::kCapacity / 16;
 
   Mapping mapping_;
-  std::atomic<std::uint64_t> position_{0};  // written by who has the lock
-  std::uint64_t seen_written_ = 0;
-  bool was_full_ = false;  // in good part, since it was drained
+  std::atomic<std::uint64_t> position_{0};      // written by who has the lock
+  std::atomic<std::uint64_t> seen_written_{0};  // the same
+  bool was_full_ = false;                       // in good part, since it was drained
 };
 
 }  // namespace convoy::shm

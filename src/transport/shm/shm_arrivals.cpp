@@ -19,9 +19,18 @@ namespace {
 // Letters that one remote gets delivered before it is the next one's turn.
 constexpr int kBurst = 32;
 // Letters after which a large one gets on by a slice, however many there are.
-constexpr unsigned kLettersPerSlice = 64;
+constexpr unsigned kLettersPerSlice = 16;
+// Letters in a row after which their ring is watched.
+constexpr int kLettersUntilWatched = 4;
+// A clock costs as much as a letter.
+constexpr unsigned kPollsPerTimers = 16;
 // Of a large letter, until others have their turn.
 constexpr std::size_t kSlice = std::size_t{1} << 20;
+// While letters come, too.
+constexpr std::size_t kSmallSlice = std::size_t{256} << 10;
+// How long the next letter is waited for before a slice: a few microseconds, in which a caller that
+// has just had its answer calls again.
+constexpr int kSpinsBeforeSlice = 200;
 
 // From the memory of another process. False: it could not be read.
 bool read_memory(pid_t pid, std::uint64_t from, std::byte* to, std::size_t bytes) {
@@ -71,16 +80,31 @@ void ShmEndpoint::enqueue(ShmRemote& remote) {
   remote.queued_ = true;
   remote.burst_ = 0;
   ready_.push_back(&remote);
-  ready_count_.store(ready_.size());
+  ready_count_.store(ready_.size(), std::memory_order_relaxed);
+}
+
+// The one whose turn it is.
+void ShmEndpoint::dequeue(ShmRemote& remote) {
+  ready_.pop_front();
+  ready_count_.store(ready_.size(), std::memory_order_relaxed);
+  remote.queued_ = false;
+}
+
+// Its sender need not knock any more; the one before has to, and may not have known.
+void ShmEndpoint::set_watched(ShmRemote* remote) {
+  ShmRemote* const before = std::exchange(watched_, remote);
+  const auto ring = std::exchange(watched_ring_, remote ? remote->reader_ : nullptr);
+  bell().watched.exchange(remote ? remote->number_ + 1 : 0);
+  if (before && ring->has_letter()) enqueue(*before);
 }
 
 void ShmEndpoint::push_task(Task task) {
   tasks_.push_back(std::move(task));
   task_count_.store(tasks_.size());
-  ring(bell().service, 1);
+  ring_service();
 }
 
-void ShmEndpoint::run_task(Lock& lock) {
+ShmEndpoint::Moved ShmEndpoint::run_task(Lock& lock) {
   Task task = std::move(tasks_.front());
   tasks_.pop_front();
   task_count_.store(tasks_.size());
@@ -97,37 +121,61 @@ void ShmEndpoint::run_task(Lock& lock) {
   }
   lock.lock();
   if (task.type == Task::Type::kJoined) remote.joining_ = false;
+  return Moved::kSomething;
 }
 
-// One thing. True if there was any; the lock may have been let go of then.
-bool ShmEndpoint::poll_one(Lock& lock, Serve serve) {
-  if (has_events_.load()) take_events();
+// One thing. If there was any, the lock may have been let go of.
+ShmEndpoint::Moved ShmEndpoint::poll_one(Lock& lock, Serve serve) {
+  if (has_events_.load(std::memory_order_relaxed)) take_events();
   if (serve == Serve::kAll) {
-    if (!tasks_.empty()) {
-      run_task(lock);
-      return true;
+    if (!tasks_.empty()) return run_task(lock);
+    if (++since_timers_ >= kPollsPerTimers) {
+      since_timers_ = 0;
+      if (timer_is_due() && run_timers(lock)) return Moved::kSomething;
     }
-    if (timer_is_due() && run_timers(lock)) return true;
   }
   bell().take([&](std::size_t slot) {
     for (ShmRemote* const remote : slots_[slot]) enqueue(*remote);
   });
-  if (hot_ && ready_.empty() && hot_->has_letter()) enqueue(*hot_remote_);
+  if (sees_watched()) enqueue(*watched_);
   if (since_slice_ < kLettersPerSlice) {
+    Moved moved = Moved::kNothing;
     while (!ready_.empty()) {
       ++since_slice_;
-      if (take_letter(lock, *ready_.front(), serve)) return true;
+      if (take_letter(lock, *ready_.front(), serve, moved)) return moved;
     }
+    if (since_slice_ != 0 && has_transfer(serve) && letter_comes(lock)) return Moved::kSomething;
   }
-  since_slice_ = 0;
-  return work_on_transfer(lock, serve) || !ready_.empty() ||
-         (serve == Serve::kAll && !tasks_.empty());
+  const std::size_t slice = std::exchange(since_slice_, 0) != 0 ? kSmallSlice : kSlice;
+  if (const Moved moved = work_on_transfer(lock, serve, slice); moved != Moved::kNothing) return moved;
+  if (!ready_.empty() || (serve == Serve::kAll && !tasks_.empty())) return Moved::kSomething;
+  return serve == Serve::kAll && timer_is_due() && run_timers(lock) ? Moved::kSomething
+                                                                    : Moved::kNothing;
+}
+
+bool ShmEndpoint::has_transfer(Serve serve) const {
+  return !transfers_[1].empty() || (serve == Serve::kAll && !transfers_[0].empty());
+}
+
+// Letters come one after another: the next one goes first, if it comes in a moment. Calls beside a
+// large transfer would otherwise wait for a slice each time.
+bool ShmEndpoint::letter_comes(Lock& lock) {
+  const auto ring = watched_ring_;
+  lock.unlock();
+  bool comes = false;
+  for (int i = 0; i < kSpinsBeforeSlice && !comes; ++i) {
+    cpu_relax();
+    comes = (ring && ring->has_letter()) || bell().any();
+  }
+  lock.lock();
+  return comes;
 }
 
 // --- letters ---
 
-// The first letter of the remote whose turn it is. False: it has no more, and has left the queue.
-bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve) {
+// The first letter of the remote whose turn it is. False: there was none, and it has left the
+// queue.
+bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve, Moved& moved) {
   std::array<std::byte, 1024> small;
   std::vector<std::byte> large;
   std::span<const std::byte> entry;
@@ -140,27 +188,29 @@ bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve) {
     entry = {};
   }
   if (entry.empty()) {
-    ready_.pop_front();
-    ready_count_.store(ready_.size());
-    remote.queued_ = false;
+    dequeue(remote);
     end_burst(remote, /*drained=*/true);
     if (remote.ending_ && remote.transfers_ == 0) finish_loss(remote);
     return false;
   }
-  if (hot_ != remote.reader_) {
-    hot_ = remote.reader_;
-    hot_remote_ = &remote;
-  }
-  if (++remote.burst_ >= kBurst) {
+  in_a_row_ = std::exchange(last_, &remote) == &remote ? in_a_row_ + 1 : 1;
+  if (in_a_row_ >= kLettersUntilWatched && watched_ != &remote) set_watched(&remote);
+  if (!remote.reader_->has_letter() && !remote.ending_) {
+    // Looked at after its bit was cleared: what is written from now on is knocked for, or is seen
+    // in the ring that is watched.
+    dequeue(remote);
+    end_burst(remote, /*drained=*/true);
+  } else if (++remote.burst_ >= kBurst) {
     remote.burst_ = 0;
     ready_.pop_front();
     ready_.push_back(&remote);
     end_burst(remote, /*drained=*/false);
   }
+  moved = Moved::kSomething;
   if (letter.large) {
     start_transfer(remote, entry, letter);
   } else if ((letter.reply && !remote.joining_) || serve == Serve::kAll) {
-    deliver(lock, remote, letter);
+    moved = deliver(lock, remote, letter);
   } else {
     push_task({.type = Task::Type::kLetter,
                .remote = &remote,
@@ -176,7 +226,7 @@ void ShmEndpoint::end_burst(ShmRemote& remote, bool drained) {
   if (remote.look_at_sent()) push_task({.type = Task::Type::kRoom, .remote = &remote});
 }
 
-void ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter) {
+ShmEndpoint::Moved ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter) {
   lock.unlock();
   Arrival arrival{letter.kind, letter.reply, letter.head, {}};
   for (std::size_t i = 0; i < letter.pieces.size(); ++i) {
@@ -191,8 +241,14 @@ void ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& let
       arrival.parts.push_back({.bytes = to});
     }
   }
+  return arrive(remote, std::move(arrival));
+}
+
+ShmEndpoint::Moved ShmEndpoint::arrive(ShmRemote& remote, Arrival&& arrival) {
+  const bool reply = arrival.reply;
   inbox_.arrived(remote, std::move(arrival));
-  if (letter.reply) wake();
+  // The inbox may have taken the parts, but has left this.
+  return reply && arrival.wakes ? Moved::kReply : Moved::kSomething;
 }
 
 // --- large letters ---
@@ -298,8 +354,7 @@ void ShmEndpoint::place(Transfer& transfer) {
 
 // Without the lock; true when all is there. Throws kPeerLost if the sender is gone: it is lost in a
 // moment, and why is known then. kInvalidArgument if it has sent nonsense.
-bool ShmEndpoint::copy_slice(Transfer& transfer) {
-  std::size_t budget = kSlice;
+bool ShmEndpoint::copy_slice(Transfer& transfer, std::size_t budget) {
   bool read = false;
   for (; transfer.piece < transfer.sources.size(); ++transfer.piece, transfer.done = 0) {
     const Transfer::Source& source = transfer.sources[transfer.piece];
@@ -337,9 +392,10 @@ void ShmEndpoint::end_transfer(ShmRemote& remote) {
 }
 
 // A slice of the next one; they take turns.
-bool ShmEndpoint::work_on_transfer(Lock& lock, Serve serve) {
+ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::size_t slice) {
+  if (!has_transfer(serve)) return Moved::kNothing;
   const bool reply = !transfers_[1].empty();
-  if (!reply && (serve != Serve::kAll || transfers_[0].empty())) return false;
+  Moved moved = Moved::kSomething;
   auto& queue = transfers_[reply];
   auto transfer = std::move(queue.front());
   queue.pop_front();
@@ -351,7 +407,7 @@ bool ShmEndpoint::work_on_transfer(Lock& lock, Serve serve) {
   try {
     if (!transfer->placed) place(*transfer);
     transfer->placed = true;
-    done = copy_slice(*transfer);
+    done = copy_slice(*transfer, slice);
   } catch (const Error& error) {
     failure = error;
   }
@@ -361,8 +417,7 @@ bool ShmEndpoint::work_on_transfer(Lock& lock, Serve serve) {
     // Lent parts keep it; if there are none, the sender has its memory back now.
     transfer->hold.reset();
     transfer->direct.reset();
-    inbox_.arrived(remote, std::move(arrival));
-    if (reply) wake();
+    moved = arrive(remote, std::move(arrival));
   }
   if (failure) transfer.reset();
   lock.lock();
@@ -375,9 +430,9 @@ bool ShmEndpoint::work_on_transfer(Lock& lock, Serve serve) {
     queue.push_back(std::move(transfer));
     transfer_count_[reply].store(queue.size());
     // Whoever leaves after this slice may not come back.
-    if (!reply) ring(bell().service, 1);
+    if (!reply) ring_service();
   }
-  return true;
+  return moved;
 }
 
 // --- losses ---
@@ -395,7 +450,8 @@ void ShmEndpoint::lose(ShmRemote& remote, const Error& why) {
 }
 
 void ShmEndpoint::drop_reader(ShmRemote& remote) {
-  if (hot_ == remote.reader_) hot_.reset();
+  if (last_ == &remote) last_ = nullptr;
+  if (watched_ == &remote) set_watched(nullptr);
   remote.reader_.reset();
 }
 
@@ -413,7 +469,7 @@ void ShmEndpoint::finish_loss(ShmRemote& remote) {
   remote.told_ = true;
   drop_reader(remote);
   remote.segments_.clear();
-  std::erase(slots_[remote.slot_], &remote);
+  std::erase(slots_[remote.number_ % Doorbell::kSlots], &remote);
   std::vector<std::shared_ptr<Peer>> gone;
   Task task{.type = Task::Type::kLost, .remote = &remote};
   {

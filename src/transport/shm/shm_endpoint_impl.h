@@ -1,6 +1,7 @@
 #pragma once
 
 #include <bitset>
+#include <climits>
 #include <deque>
 #include <list>
 #include <map>
@@ -28,6 +29,9 @@ namespace convoy::shm {
 class ShmEndpoint;
 class ShmRemote;
 
+// This thread has had to wake somebody: its next wait() sleeps without spinning.
+void note_woken() noexcept;
+
 // What goes over the socket of a connection, as Frame::segment of a note; `bytes` is the size of
 // the memory whose descriptor comes with it.
 enum class NoteType : std::uint64_t {
@@ -40,14 +44,20 @@ enum class NoteType : std::uint64_t {
 // The doorbell of another endpoint. Set once; kept by loans, which outlive remotes.
 struct RemoteBell {
   std::atomic<Doorbell*> bell{nullptr};
-  std::size_t slot = 0;
+  std::uint32_t number = 0;  // ours there
   Mapping mapping;
+  Doorbell::Rung rung;
 
-  // Before it is known nothing is lost: whoever learns of it knocks.
+  // Before it is known nothing is lost: whoever learns of it knocks. True: somebody was woken.
+  bool announce_letter(bool reply) noexcept {
+    full_fence();
+    Doorbell* const known = bell.load(std::memory_order_acquire);
+    return known && known->announce_letter(number, reply, rung);
+  }
   void knock(bool reply) noexcept {
     full_fence();
     if (Doorbell* const known = bell.load(std::memory_order_acquire))
-      known->knock_fenced(slot, reply);
+      known->knock(number, reply, rung);
   }
 };
 
@@ -76,7 +86,7 @@ struct Borrowed {
 class ShmRemote final : public transport::Remote {
  public:
   ShmRemote(ShmEndpoint& owner, const transport::Address& address, const ProcessInfo& info,
-            std::size_t slot);
+            std::uint32_t number);
 
   transport::SendResult try_send(const transport::Letter& letter, transport::Sent on_sent) override;
   bool lost() const override { return lost_.load(std::memory_order_acquire); }
@@ -100,6 +110,8 @@ class ShmRemote final : public transport::Remote {
   void probe();
   bool make_ring();
   transport::SendResult send_small(const transport::Letter& letter, const Plan& plan);
+  transport::SendResult send_plain(const transport::Letter& letter);
+  std::span<std::byte> begin_small(std::size_t entry_bytes);
   transport::SendResult send_large(const transport::Letter& letter, const Plan& plan,
                                    transport::Sent& on_sent);
   bool reserve_loans(Plan& plan);
@@ -114,7 +126,7 @@ class ShmRemote final : public transport::Remote {
 
   ShmEndpoint& owner_;
   const ProcessInfo info_;
-  const std::size_t slot_;  // of it in our doorbell
+  const std::uint32_t number_;  // of it at our doorbell
   std::atomic<bool> lost_{false};
   const std::shared_ptr<RemoteBell> bell_ = std::make_shared<RemoteBell>();
 
@@ -180,7 +192,11 @@ class ShmEndpoint final : public transport::Endpoint {
   transport::Remote& remote(const transport::Address& address) override;
   bool poll(Serve serve) override;
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override;
-  void wake() noexcept override { ring(bell().waiters); }
+  void wake() noexcept override {
+    full_fence();
+    Doorbell::ring_once(bell().waiters, rung_.all_waiters, INT_MAX);
+  }
+  void hand_over() noexcept override;
   Clock::time_point now() const override { return Clock::now(); }
   TimerId call_at(Clock::time_point when, std::function<void()> function) override;
   bool cancel(TimerId id) override;
@@ -224,7 +240,29 @@ class ShmEndpoint final : public transport::Endpoint {
     std::optional<Arena> arena;
     std::vector<Limbo> limbo;
   };
+  // What poll_one() did.
+  enum class Moved {
+    kNothing,
+    kSomething,
+    kReply,  // and threads that sleep in wait() may be concerned
+  };
+  // The ring that a thread looks at besides the doorbell.
+  struct Watch {
+    std::shared_ptr<RingReader> ring;
+    std::uint32_t number = 0;  // as in Doorbell::watched
+
+    bool sees() const noexcept { return ring && ring->has_letter(); }
+  };
+  // Threads that serve: one has the turn; others stand in calls that have handed over, or are idle.
+  struct Servants {
+    std::vector<std::thread> threads;
+    std::uint64_t turn = 1;  // of the thread that serves
+    bool taken = true;       // somebody has this turn
+    int idle = 0;
+    bool stop = false;
+  };
   class LinkAlarm;
+  class Attendance;
 
   Doorbell& bell() const { return *reinterpret_cast<Doorbell*>(control_->data()); }
   void require_home() const;
@@ -238,31 +276,48 @@ class ShmEndpoint final : public transport::Endpoint {
   void take_events();
   void take_event(Event& event);
   void take_note(ShmRemote& remote, Event& event);
-  void serve();
+  void serve(std::uint64_t turn);
   bool run_timers(Lock& lock);
   Deadline next_timer();
   bool something(Serve serve) const noexcept;
   bool for_service() const noexcept;
   bool timer_is_due() const noexcept;
-  void leave_wait() noexcept;
-  void look_at_hot(Lock& lock, std::shared_ptr<RingReader>& hot) const;
+  bool sees_watched() const noexcept { return watched_ring_ && watched_ring_->has_letter(); }
+  // Somebody in wait() looks at rings.
+  bool is_attended() const noexcept { return bell().awake.load() != 0 || inside_.load() != 0; }
+  void leave_wait(Attendance& attendance) noexcept;
+  void begin_to_linger() noexcept;
+  void end_lingering() noexcept;
+  void start_servants();
+  void stop_servants() noexcept;
+  void be_servant();
+  bool has_turn(std::uint64_t turn) const noexcept;
 
   // shm_arrivals.cpp: what arrives.
-  bool poll_one(Lock& lock, Serve serve);
+  Moved poll_one(Lock& lock, Serve serve);
   void enqueue(ShmRemote& remote);
-  bool take_letter(Lock& lock, ShmRemote& remote, Serve serve);
+  void dequeue(ShmRemote& remote);
+  void set_watched(ShmRemote* remote);
+  bool take_letter(Lock& lock, ShmRemote& remote, Serve serve, Moved& moved);
   void end_burst(ShmRemote& remote, bool drained);
-  void deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter);
+  Moved deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter);
+  Moved arrive(ShmRemote& remote, transport::Arrival&& arrival);
   void start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
                       const ParsedLetter& letter);
   void retry_stalled(ShmRemote& remote);
-  bool work_on_transfer(Lock& lock, Serve serve);
+  Moved work_on_transfer(Lock& lock, Serve serve, std::size_t slice);
+  bool has_transfer(Serve serve) const;
+  bool letter_comes(Lock& lock);
   bool resolve(Transfer& transfer);
   void place(Transfer& transfer);
-  bool copy_slice(Transfer& transfer);
+  bool copy_slice(Transfer& transfer, std::size_t budget);
   void end_transfer(ShmRemote& remote);
   void push_task(Task task);
-  void run_task(Lock& lock);
+  void ring_service() noexcept {
+    full_fence();
+    Doorbell::ring_once(bell().service, rung_.service, 1);
+  }
+  Moved run_task(Lock& lock);
   void lose(ShmRemote& remote, const Error& why);
   void drop_reader(ShmRemote& remote);
   void break_off(ShmRemote& remote, const std::string& what);
@@ -287,7 +342,7 @@ class ShmEndpoint final : public transport::Endpoint {
   int dialing_ = 0;                           // threads in remote()
   std::vector<Event> early_;                  // of connections that they are about to make
   std::vector<std::vector<ShmRemote*>> slots_{Doorbell::kSlots};
-  std::size_t next_slot_ = 0;
+  std::uint32_t next_number_ = 0;
   std::deque<ShmRemote*> ready_;
   std::deque<Task> tasks_;
   std::deque<std::unique_ptr<Transfer>> transfers_[2];  // by ParsedLetter::reply
@@ -296,9 +351,13 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::size_t> task_count_{0};
   std::atomic<std::size_t> transfer_count_[2] = {};
 
-  unsigned since_slice_ = 0;         // letters
-  std::shared_ptr<RingReader> hot_;  // whose letter was the last: the next comes there, perhaps
-  ShmRemote* hot_remote_ = nullptr;
+  unsigned since_slice_ = 0;   // letters
+  unsigned since_timers_ = 0;  // polls
+  // The ring that is looked at besides the doorbell, since the last letters came there.
+  ShmRemote* watched_ = nullptr;
+  std::shared_ptr<RingReader> watched_ring_;
+  const ShmRemote* last_ = nullptr;  // whose letter was the last
+  int in_a_row_ = 0;                 // letters of it
 
   std::atomic<bool> has_events_{false};
   Guarded<std::vector<Event>> events_;
@@ -306,10 +365,21 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::int64_t> next_timer_{INT64_MAX};  // of steady_clock
   Guarded<Heap> heap_;
 
+  Doorbell::Rung rung_;  // of our own threads
+  // See begin_to_linger().
+  std::atomic<bool> linger_asked_{false};
+  std::atomic<bool> lingering_{false};
+  std::atomic<std::uint32_t> inside_{0};       // threads in wait() that count on it
+  std::atomic<std::uint64_t> visits_{0};       // of wait(); about
+  std::atomic<unsigned> quick_waits_{0};       // in a row
+  std::atomic<std::uint64_t> visits_seen_{0};  // of the thread that serves
+  std::atomic<int> quiet_{0};                  // moments in which nobody came
+
   SpinGuess wait_spins_;
   SpinGuess serve_spins_;
   std::atomic<bool> stopping_{false};
-  std::thread service_;
+  std::atomic<std::uint64_t> turn_{1};  // Servants::turn
+  Guarded<Servants> servants_;
 };
 
 }  // namespace convoy::shm

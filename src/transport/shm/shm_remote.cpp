@@ -23,6 +23,20 @@ constexpr std::size_t aligned(std::size_t bytes) {
   return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
 }
 
+void write_head(std::span<std::byte> to, const Letter& letter, std::size_t entry_bytes,
+                std::uint16_t loan) {
+  const LetterEntry entry{
+      .bytes = static_cast<std::uint32_t>(entry_bytes),
+      .kind = letter.kind,
+      .flags = static_cast<std::uint8_t>(letter.reply ? LetterEntry::kReply : 0),
+      .zero = 0,
+      .head_bytes = static_cast<std::uint32_t>(letter.head.size()),
+      .pieces = static_cast<std::uint16_t>(letter.pieces.size()),
+      .loan = loan};
+  std::memcpy(to.data(), &entry, sizeof entry);
+  letter.head.write(to.subspan(sizeof entry, letter.head.size()));
+}
+
 }  // namespace
 
 // How the pieces of a letter will travel.
@@ -40,8 +54,8 @@ struct ShmRemote::Plan {
 };
 
 ShmRemote::ShmRemote(ShmEndpoint& owner, const transport::Address& address, const ProcessInfo& info,
-                     std::size_t slot)
-    : Remote(address, concat("pid ", info.pid)), owner_(owner), info_(info), slot_(slot) {}
+                     std::uint32_t number)
+    : Remote(address, concat("pid ", info.pid)), owner_(owner), info_(info), number_(number) {}
 
 void ShmRemote::cut() noexcept {
   if (!owner_.home_.is_here() || lost_.exchange(true)) return;
@@ -54,8 +68,13 @@ void ShmRemote::cut() noexcept {
 
 SendResult ShmRemote::try_send(const Letter& letter, Sent on_sent) {
   owner_.require_home();
-  transport::check_letter(letter, owner_.options_.quota);
   if (lost()) return SendResult::kLost;
+  if (letter.pieces.empty() && letter.head.size() <= Letter::kMostHead) {
+    const SendResult result = send_plain(letter);
+    if (result == SendResult::kSent && on_sent) on_sent(nullptr);
+    return result;
+  }
+  transport::check_letter(letter, owner_.options_.quota);
   Plan plan;
   std::size_t inline_bytes = 0;
   const bool may_read = std::any_of(letter.pieces.begin(), letter.pieces.end(),
@@ -82,7 +101,7 @@ SendResult ShmRemote::try_send(const Letter& letter, Sent on_sent) {
   const SendResult result =
       plan.loaned_bytes() != 0 ? send_large(letter, plan, on_sent) : send_small(letter, plan);
   if (result != SendResult::kSent) return result;
-  bell_->knock(letter.reply);
+  if (bell_->announce_letter(letter.reply)) note_woken();
   if (on_sent) on_sent(nullptr);  // unless the loan has it
   return result;
 }
@@ -107,17 +126,8 @@ bool ShmRemote::make_ring() {
 }
 
 void ShmRemote::write_entry(std::span<std::byte> to, const Letter& letter, const Plan& plan) {
-  const LetterEntry entry{
-      .bytes = static_cast<std::uint32_t>(plan.entry_bytes),
-      .kind = letter.kind,
-      .flags = static_cast<std::uint8_t>(letter.reply ? LetterEntry::kReply : 0),
-      .zero = 0,
-      .head_bytes = static_cast<std::uint32_t>(letter.head.size()),
-      .pieces = static_cast<std::uint16_t>(letter.pieces.size()),
-      .loan = static_cast<std::uint16_t>(plan.loan + 1)};
-  std::memcpy(to.data(), &entry, sizeof entry);
-  letter.head.write(to.subspan(sizeof entry, letter.head.size()));
-  std::byte* at = to.data() + sizeof entry + padded(letter.head.size());
+  write_head(to, letter, plan.entry_bytes, static_cast<std::uint16_t>(plan.loan + 1));
+  std::byte* at = to.data() + sizeof(LetterEntry) + padded(letter.head.size());
   std::byte* inlined = at + letter.pieces.size() * sizeof(PieceEntry);
   std::uint64_t offset = plan.block.offset;
   for (std::size_t i = 0; i < letter.pieces.size(); ++i, at += sizeof(PieceEntry)) {
@@ -172,20 +182,38 @@ bool ShmRemote::look_at_sent() {
   return true;
 }
 
+// Room for an entry, or an empty span; send_mutex_ is held.
+std::span<std::byte> ShmRemote::begin_small(std::size_t entry_bytes) {
+  std::span<std::byte> to;
+  if (make_ring()) to = writer_.begin(entry_bytes);
+  if (!to.empty()) return to;
+  refuse(entry_bytes, 0);
+  // Once more, now that the reader knows; or nobody might come by again.
+  if (writer_) to = writer_.begin(entry_bytes);
+  if (!writer_) owner_.retry_soon(*this);
+  return to;
+}
+
+// A letter without pieces: the quickest way.
+SendResult ShmRemote::send_plain(const Letter& letter) {
+  const std::size_t entry_bytes = sizeof(LetterEntry) + padded(letter.head.size());
+  {
+    const std::scoped_lock lock(send_mutex_);
+    if (lost()) return SendResult::kLost;
+    const auto to = begin_small(entry_bytes);
+    if (to.empty()) return SendResult::kWouldBlock;
+    write_head(to, letter, entry_bytes, 0);
+    writer_.commit();
+  }
+  if (bell_->announce_letter(letter.reply)) note_woken();
+  return SendResult::kSent;
+}
+
 SendResult ShmRemote::send_small(const Letter& letter, const Plan& plan) {
   const std::scoped_lock lock(send_mutex_);
   if (lost()) return SendResult::kLost;
-  std::span<std::byte> to;
-  if (make_ring()) to = writer_.begin(plan.entry_bytes);
-  if (to.empty()) {
-    refuse(plan.entry_bytes, 0);
-    // Once more, now that the reader knows; or nobody might come by again.
-    if (writer_) to = writer_.begin(plan.entry_bytes);
-    if (to.empty()) {
-      if (!writer_) owner_.retry_soon(*this);
-      return SendResult::kWouldBlock;
-    }
-  }
+  const auto to = begin_small(plan.entry_bytes);
+  if (to.empty()) return SendResult::kWouldBlock;
   write_entry(to, letter, plan);
   writer_.commit();
   return SendResult::kSent;
