@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 
 namespace convoy {
@@ -8,7 +9,20 @@ namespace convoy {
 // time-out enters and passed down unchanged, so nested waits share it. A value; thread-safe.
 class Deadline {
  public:
-  using Clock = std::chrono::steady_clock;
+  // The steady clock, whose time points these are. Tests may replace it, for the whole process.
+  struct Clock {
+    using duration = std::chrono::steady_clock::duration;
+    using rep = duration::rep;
+    using period = duration::period;
+    using time_point = std::chrono::steady_clock::time_point;
+    static constexpr bool is_steady = true;
+
+    static time_point now() {
+      const auto replaced = now_for_testing.load(std::memory_order_relaxed);
+      return replaced ? replaced() : std::chrono::steady_clock::now();
+    }
+    static inline std::atomic<time_point (*)()> now_for_testing{nullptr};
+  };
 
   // `timeout` from now, of any unit. One too large for the clock means Deadline::never().
   template <class Rep, class Period>

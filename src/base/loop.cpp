@@ -41,8 +41,11 @@ void Loop::wake() {
 }
 
 void Loop::post(Callback function) {
-  inbox_.lock()->functions.push_back(std::move(function));
-  wake();
+  auto inbox = inbox_.lock();
+  inbox->functions.push_back(std::move(function));
+  const bool first = inbox->functions.size() == 1;
+  inbox.unlock();
+  if (first) wake();  // else somebody has, and the loop has not come to take them yet
 }
 
 void Loop::stop() {
@@ -73,19 +76,19 @@ void Loop::unwatch(WatchId id) {
 Loop::TimerId Loop::call_at(Deadline::Clock::time_point when, Callback callback) {
   const TimerId id = next_id_++;
   timers_.emplace(std::pair(when, id), std::move(callback));
+  due_.emplace(id, when);
   return id;
 }
 
 void Loop::cancel(TimerId id) {
-  std::erase_if(timers_, [id](const auto& timer) { return timer.first.second == id; });
-}
-
-int Loop::wait_timeout_ms() const {
-  if (timers_.empty()) return -1;
-  return Deadline::at(timers_.begin()->first.first).poll_timeout_ms();
+  const auto found = due_.find(id);
+  if (found == due_.end()) return;
+  timers_.erase({found->second, id});
+  due_.erase(found);
 }
 
 void Loop::run_timers_on_loop() {
+  CONVOY_DCHECK(in_loop());
   const auto now = Deadline::Clock::now();
   // A timer set meanwhile waits for the next round: one that sets itself anew for now or earlier
   // would keep descriptors and posts from their turn.
@@ -96,11 +99,13 @@ void Loop::run_timers_on_loop() {
     });
     if (due == timers_.end() || due->first.first > now) return;
     const auto node = timers_.extract(due);
+    due_.erase(node.key().second);
     node.mapped()();
   }
 }
 
 void Loop::run_batch_on_loop(std::vector<Callback> functions) {
+  CONVOY_DCHECK(in_loop());
   auto next = functions.begin();
   try {
     while (next != functions.end()) (*next++)();
@@ -115,6 +120,7 @@ void Loop::run_batch_on_loop(std::vector<Callback> functions) {
 }
 
 bool Loop::run_inbox_on_loop() {
+  CONVOY_DCHECK(in_loop());
   std::vector<Callback> functions;
   bool stop = false;
   {
@@ -123,11 +129,11 @@ bool Loop::run_inbox_on_loop() {
     stop = inbox->stop;
   }
   run_batch_on_loop(std::move(functions));
-  if (stop) inbox_.lock()->stop = false;
   return !stop;
 }
 
 void Loop::handle_on_loop(std::uint64_t id, std::uint32_t events) {
+  CONVOY_DCHECK(in_loop());
   if (id == kWakeId) {
     std::uint64_t drained = 0;
     [[maybe_unused]] const auto got = ::read(wake_.get(), &drained, sizeof drained);
@@ -139,24 +145,55 @@ void Loop::handle_on_loop(std::uint64_t id, std::uint32_t events) {
   watch->callback(events);
 }
 
-void Loop::run() {
-  // Also when a handler throws.
-  struct Presence {
-    std::atomic<std::thread::id>& thread;
-    ~Presence() { thread.store({}, std::memory_order_relaxed); }
-  } const presence{thread_};
-  thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  std::array<epoll_event, 64> events{};
-  while (run_inbox_on_loop()) {
-    const int count =
-        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_timeout_ms());
-    if (count < 0 && errno != EINTR) fail_errno("epoll_wait");
-    for (int i = 0; i < count; ++i) {
-      const auto& event = events[static_cast<std::size_t>(i)];
-      handle_on_loop(event.data.u64, event.events);
-    }
-    run_timers_on_loop();
+// Of a thread in the loop, also when a handler throws.
+class Loop::Presence {
+ public:
+  explicit Presence(Loop& loop) : loop_(loop) {
+    std::thread::id nobody;
+    here_ = loop.thread_.compare_exchange_strong(nobody, std::this_thread::get_id(),
+                                                 std::memory_order_acquire);
   }
+  Presence(const Presence&) = delete;
+  Presence& operator=(const Presence&) = delete;
+  ~Presence() {
+    if (here_) loop_.thread_.store({}, std::memory_order_release);
+  }
+  explicit operator bool() const { return here_; }
+
+ private:
+  Loop& loop_;
+  bool here_;
+};
+
+void Loop::wait_on_loop(const Deadline& deadline) {
+  CONVOY_DCHECK(in_loop());
+  const auto first =
+      timers_.empty() ? Deadline::never() : Deadline::at(timers_.begin()->first.first);
+  std::array<epoll_event, 64> events;
+  const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                               std::min(first, deadline).poll_timeout_ms());
+  if (count < 0 && errno != EINTR) fail_errno("epoll_wait");
+  for (int i = 0; i < count; ++i) {
+    const auto& event = events[static_cast<std::size_t>(i)];
+    handle_on_loop(event.data.u64, event.events);
+  }
+  run_timers_on_loop();
+}
+
+void Loop::run() {
+  const Presence presence(*this);
+  CONVOY_CHECK(presence, "another thread is in this loop");
+  while (run_inbox_on_loop()) wait_on_loop(Deadline::never());
+  inbox_.lock()->stop = false;
+}
+
+bool Loop::run_once(const Deadline& deadline) {
+  const Presence presence(*this);
+  if (!presence) return false;
+  const bool idle = inbox_.lock()->functions.empty();
+  wait_on_loop(idle ? deadline : Deadline::at({}));
+  run_inbox_on_loop();
+  return true;
 }
 
 LoopThread::LoopThread(const std::string& name)

@@ -18,12 +18,13 @@
 
 namespace convoy {
 
-// An epoll loop: descriptors, timers and posted functions, all run on the one thread inside run().
+// An epoll loop: descriptors, timers and posted functions, all run on the one thread inside run()
+// or run_once(). Time is that of Deadline::Clock.
 //
-// post(), stop() and in_loop() may be called from any thread; everything else only on the loop's
-// thread, or while no thread is in run(). Handlers must not throw: run() lets what they throw end
-// the loop and reach the caller of run(), which may run() again: nothing posted is lost. A handler
-// may remove any watch or timer, its own included.
+// post(), stop(), run_once() and in_loop() may be called from any thread; everything else only on
+// the loop's thread, or while no thread is in it. Handlers must not throw: run() lets what they
+// throw end the loop and reach the caller of run(), which may run() again: nothing posted is lost.
+// A handler may remove any watch or timer, its own included.
 class Loop {
  public:
   using Callback = std::function<void()>;
@@ -38,8 +39,12 @@ class Loop {
   // Runs handlers until stop(). Functions posted before stop() have run when it returns; those
   // posted later wait for the next run().
   void run();
+  // What run() does, once: runs what is there, or what comes first by the deadline. For threads
+  // that take turns in the loop. False: another one is in it.
+  bool run_once(const Deadline& deadline);
   // Ends the run() under way, or the next one.
   void stop();
+  // Wakes the loop only for the first function that it has not seen yet.
   void post(Callback function);
   bool in_loop() const {
     return std::this_thread::get_id() == thread_.load(std::memory_order_relaxed);
@@ -52,7 +57,7 @@ class Loop {
   void unwatch(WatchId id);
 
   TimerId call_at(Deadline::Clock::time_point when, Callback callback);
-  void cancel(TimerId id);
+  void cancel(TimerId id);  // O(log n)
 
  private:
   struct Watch {
@@ -64,8 +69,9 @@ class Loop {
     bool stop = false;
   };
 
+  class Presence;
   void wake();
-  int wait_timeout_ms() const;
+  void wait_on_loop(const Deadline& deadline);
   void run_timers_on_loop();
   void handle_on_loop(std::uint64_t id, std::uint32_t events);
   void run_batch_on_loop(std::vector<Callback> functions);
@@ -76,8 +82,10 @@ class Loop {
   Guarded<Inbox> inbox_;
   std::unordered_map<WatchId, std::shared_ptr<Watch>> watches_;
   std::map<std::pair<Deadline::Clock::time_point, TimerId>, Callback> timers_;
+  std::unordered_map<TimerId, Deadline::Clock::time_point> due_;  // of each timer
   std::uint64_t next_id_ = 1;
-  // Who is in run(). Only the thread itself must see its own entry: relaxed.
+  // Who is in it. Taken in acquire order and given back in release order: what the last one did is
+  // seen by the next. Else only the thread itself must see its own entry: relaxed.
   std::atomic<std::thread::id> thread_{};
 };
 

@@ -72,6 +72,7 @@ Writer::Events Output::writer_events() {
 }
 
 void Output::failed_on_loop(int fd, int error) {
+  CONVOY_DCHECK(loop_.in_loop());
   const auto log = log_files_.find(fd);
   if (log != log_files_.end()) {
     note(concat("convoy: writing ", log->second, ": ", errno_text(error),
@@ -89,6 +90,7 @@ void Output::failed_on_loop(int fd, int error) {
 }
 
 void Output::progress_on_loop() {
+  CONVOY_DCHECK(loop_.in_loop());
   for (auto& stream : streams_) {
     if (stream->fd && stream->watch == 0 && has_room(*stream)) watch(*stream);
   }
@@ -138,6 +140,7 @@ bool Output::has_room(const Stream& stream) {
 }
 
 void Output::read_on_loop(Stream& stream) {
+  CONVOY_DCHECK(loop_.in_loop());
   if (!take(stream, kReadSize)) {
     close(stream);
   } else if (!has_room(stream)) {

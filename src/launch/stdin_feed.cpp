@@ -100,6 +100,7 @@ void StdinFeed::update() {
 }
 
 void StdinFeed::read_on_loop() {
+  CONVOY_DCHECK(loop_.in_loop());
   std::array<char, kChunk> buffer;
   const ssize_t n = ::read(source_.get(), buffer.data(), buffer.size());
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -116,6 +117,7 @@ void StdinFeed::read_on_loop() {
 }
 
 void StdinFeed::write_on_loop(int rank) {
+  CONVOY_DCHECK(loop_.in_loop());
   Reader& reader = *readers_.at(rank);
   std::array<char, kChunk> buffer;
   const ssize_t got = pread(spool_.get(), buffer.data(), buffer.size(), reader.taken);

@@ -122,11 +122,13 @@ class StoreServer::Impl {
   };
 
   void watch_listener_on_loop() {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     listener_watch_ =
         thread_.loop().watch(listener_->fd(), EPOLLIN, [this](std::uint32_t) { accept_on_loop(); });
   }
 
   void accept_on_loop() {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     try {
       while (auto socket = listener_->try_accept()) admit_on_loop(*socket);
     } catch (const Error& error) {
@@ -138,6 +140,7 @@ class StoreServer::Impl {
   }
 
   void listen_later_on_loop() {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     accept_timer_ = thread_.loop().call_at(Deadline::Clock::now() + kAcceptPause, [this] {
       try {
         watch_listener_on_loop();
@@ -149,6 +152,7 @@ class StoreServer::Impl {
   }
 
   void admit_on_loop(Socket& socket) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     try {
       socket.require_same_user();
       add_client_on_loop(socket);
@@ -161,6 +165,7 @@ class StoreServer::Impl {
 
   // Takes the socket, unless it throws.
   void add_client_on_loop(Socket& socket) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     if (clients_.size() >= limits_.clients) {
       fail(ErrorKind::kResource, "the store serves ", clients_.size(),
            " connections already, its limit: one more was refused");
@@ -173,6 +178,7 @@ class StoreServer::Impl {
   }
 
   void ready_on_loop(ClientId id, std::uint32_t events) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     Client& client = clients_.at(id);
     try {
       if (events & EPOLLHUP) client.connection.hang_up();
@@ -196,6 +202,7 @@ class StoreServer::Impl {
   }
 
   void close_with_on_loop(ClientId id, const Error& error) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     ++rejected_;
     foreign_.warn("store: closing a connection: ", error.what());
     reply_on_loop(id, {.message = error_reply(kConnectionId, error.kind(), error.what())});
@@ -204,6 +211,7 @@ class StoreServer::Impl {
 
   // Drops the large request of which a part has arrived when all such parts together are too much.
   void shed_on_loop(Client& client) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     account_on_loop(client);
     if (buffered_ <= limits_.total_bytes || client.connection.congested()) return;
     if (client.connection.incoming_bytes() > kSmallBytes) client.connection.skip_incomplete();
@@ -211,6 +219,7 @@ class StoreServer::Impl {
 
   // After anything was done with a connection: what it holds and what it waits for.
   void settle_on_loop(Client& client) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     account_on_loop(client);
     const std::uint32_t wanted = client.connection.wanted_events();
     if (wanted == client.events) return;
@@ -219,6 +228,7 @@ class StoreServer::Impl {
   }
 
   void account_on_loop(Client& client) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     const std::size_t now = client.connection.held_bytes();
     buffered_ = buffered_ - client.buffered + now;
     client.buffered = now;
@@ -227,6 +237,7 @@ class StoreServer::Impl {
   // Does not throw: a reply may go to any client while another one is being looked at. A connection
   // that fails here is shut down and then removed by its own event.
   void reply_on_loop(ClientId id, StoreReply reply) noexcept {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     const auto found = clients_.find(id);
     if (found == clients_.end()) return;
     Client& client = found->second;
@@ -249,6 +260,7 @@ class StoreServer::Impl {
   }
 
   void remove_on_loop(ClientId id) {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     const auto found = clients_.find(id);
     if (found == clients_.end()) return;
     thread_.loop().unwatch(found->second.watch);
@@ -258,6 +270,7 @@ class StoreServer::Impl {
   }
 
   void arm_timer_on_loop() {
+    CONVOY_DCHECK(thread_.loop().in_loop());
     const auto next = table_.next_expiry();
     if (next == armed_) return;
     if (armed_) thread_.loop().cancel(timer_);

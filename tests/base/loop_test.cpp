@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <thread>
@@ -291,6 +292,103 @@ TEST(LoopTest, ManyDescriptorsAreAllServed) {
   }
   loop.run();
   EXPECT_EQ(left, 0);
+}
+
+TEST(LoopTest, CancelledTimersDoNotRunAndOthersDo) {
+  Loop loop;
+  std::vector<int> ran;
+  std::vector<Loop::TimerId> timers;
+  const auto now = Clock::now();
+  for (int i = 0; i < 100; ++i) {
+    timers.push_back(loop.call_at(now + milliseconds(i % 7), [&, i] { ran.push_back(i); }));
+  }
+  for (int i = 0; i < 100; ++i) {
+    if (i % 10 != 3) loop.cancel(timers[static_cast<std::size_t>(i)]);
+  }
+  loop.cancel(timers[0]);  // once more
+  loop.call_at(now + milliseconds(8), [&] {
+    loop.cancel(timers[3]);  // has run
+    loop.stop();
+  });
+  loop.run();
+  std::sort(ran.begin(), ran.end());
+  EXPECT_EQ(ran, (std::vector<int>{3, 13, 23, 33, 43, 53, 63, 73, 83, 93}));
+}
+
+// A wake-up that is left out must not be missed, whoever posts and whenever the loop looks.
+TEST(LoopTest, EveryPostRunsThoughFewWake) {
+  Loop loop;
+  constexpr int kPosts = 20000;
+  std::atomic<int> left = 3 * kPosts;
+  std::vector<std::jthread> posters;
+  for (int t = 0; t < 3; ++t) {
+    posters.emplace_back([&] {
+      for (int i = 0; i < kPosts; ++i) {
+        loop.post([&] {
+          if (--left == 0) loop.stop();
+        });
+      }
+    });
+  }
+  loop.run();
+  EXPECT_EQ(left, 0);
+}
+
+TEST(LoopTest, ThreadsTakeTurns) {
+  Loop loop;
+  int ran = 0;  // of whoever is in the loop
+  loop.post([&] { ++ran; });
+  std::jthread([&] {
+    EXPECT_TRUE(loop.run_once(Deadline::after(seconds(30))));
+    EXPECT_FALSE(loop.in_loop());
+  }).join();
+  EXPECT_EQ(ran, 1);
+  EXPECT_TRUE(loop.run_once(Deadline::after(seconds(0))));  // there is nothing
+  EXPECT_EQ(ran, 1);
+  loop.post([&] {
+    EXPECT_TRUE(loop.in_loop());
+    std::jthread([&] { EXPECT_FALSE(loop.run_once(Deadline::after(seconds(0)))); }).join();
+    ++ran;
+  });
+  EXPECT_TRUE(loop.run_once(Deadline::after(seconds(30))));
+  EXPECT_EQ(ran, 2);
+  std::jthread poster([&] { loop.post([&] { ++ran; }); });
+  while (ran == 2) EXPECT_TRUE(loop.run_once(Deadline::after(seconds(30))));
+  loop.stop();  // is for run(), and waits for it
+  EXPECT_TRUE(loop.run_once(Deadline::after(seconds(0))));
+  loop.run();
+}
+
+class FakeClock {
+ public:
+  FakeClock() {
+    time = Clock::now();
+    Clock::now_for_testing = [] { return time.load(); };
+  }
+  FakeClock(const FakeClock&) = delete;
+  FakeClock& operator=(const FakeClock&) = delete;
+  ~FakeClock() { Clock::now_for_testing = nullptr; }
+
+  static inline std::atomic<Clock::time_point> time;
+};
+
+TEST(LoopTest, TimeIsThatOfAClockThatTestsReplace) {
+  const FakeClock clock;
+  Loop loop;
+  bool ran = false;
+  const auto deadline = Deadline::after(std::chrono::hours(1));
+  loop.call_at(deadline.when(), [&] { ran = true; });
+  const auto poll = [&] { EXPECT_TRUE(loop.run_once(Deadline::after(seconds(0)))); };
+  FakeClock::time = deadline.when() - milliseconds(1);
+  poll();
+  EXPECT_FALSE(ran);
+  EXPECT_FALSE(deadline.expired());
+  EXPECT_EQ(deadline.poll_timeout_ms(), 1);
+  FakeClock::time = deadline.when();
+  poll();
+  EXPECT_TRUE(ran);
+  EXPECT_TRUE(deadline.expired());
+  EXPECT_EQ(deadline.remaining(), seconds(0));
 }
 
 TEST(LoopThreadTest, CallRunsOnTheLoopAndWaits) {

@@ -184,6 +184,7 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
 }
 
 void Fabric::Impl::accept_on_loop() {
+  CONVOY_DCHECK(watch.loop().in_loop());
   try {
     while (auto socket = listener->try_accept()) {
       socket->require_same_user();
@@ -203,6 +204,7 @@ void Fabric::Impl::accept_on_loop() {
 }
 
 void Fabric::Impl::listen_on_loop() {
+  CONVOY_DCHECK(watch.loop().in_loop());
   try {
     listener_watch =
         watch.loop().watch(listener->fd(), EPOLLIN, [this](std::uint32_t) { accept_on_loop(); });
@@ -213,12 +215,14 @@ void Fabric::Impl::listen_on_loop() {
 }
 
 void Fabric::Impl::end_greeting_on_loop(Loop::WatchId id) {
+  CONVOY_DCHECK(watch.loop().in_loop());
   watch.loop().unwatch(id);
   watch.loop().cancel(greetings.at(id).timer);
   greetings.erase(id);
 }
 
 void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
+  CONVOY_DCHECK(watch.loop().in_loop());
   Greeting& greeting = greetings.at(id);
   try {
     Socket& socket = greeting.frames.socket();
@@ -260,6 +264,7 @@ void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
 
 // Who greets need not be wanted: what the other side has closed, or nobody asks for, is closed.
 void Fabric::Impl::sweep_arrived_on_loop() {
+  CONVOY_DCHECK(watch.loop().in_loop());
   auto state = connections.lock();
   std::erase_if(state->arrived, [](const auto& entry) {
     return is_over(entry.second.socket) || entry.second.kept.expired();
@@ -271,6 +276,7 @@ void Fabric::Impl::sweep_arrived_on_loop() {
 
 // The text begins with a line about the process.
 void Fabric::Impl::let_in_on_loop(Greeting greeting) try {
+  CONVOY_DCHECK(watch.loop().in_loop());
   Socket& socket = greeting.frames.socket();
   const std::string& text = greeting.text;
   const auto door = doors.find(greeting.frame->process);
@@ -325,6 +331,7 @@ Socket Fabric::Impl::open_connection(const ProcessInfo& self, const ProcessInfo&
 
 // On the loop, where no handler of a peer can be running: forgets the dead that nobody uses.
 void Fabric::Impl::reap_on_loop() {
+  CONVOY_DCHECK(watch.loop().in_loop());
   std::vector<std::shared_ptr<Peer>> dead;
   auto state = connections.lock();
   for (auto i = state->peers.begin(); i != state->peers.end();) {

@@ -141,6 +141,7 @@ void Peer::send_bye() noexcept {
 }
 
 void Peer::start_on_loop(Loop& loop) {
+  CONVOY_DCHECK(loop.in_loop());
   loop_ = &loop;
   try {
     socket_watch_ = loop.watch(descriptor(), EPOLLIN, [this](std::uint32_t) { receive_on_loop(); });
@@ -152,11 +153,13 @@ void Peer::start_on_loop(Loop& loop) {
 
 void Peer::stop_on_loop() {
   if (!loop_) return;
+  CONVOY_DCHECK(loop_->in_loop());
   loop_->unwatch(socket_watch_);
   loop_->unwatch(pid_watch_);
 }
 
 void Peer::receive_on_loop() {
+  CONVOY_DCHECK(loop_->in_loop());
   try {
     while (const auto frame = socket_.try_receive()) {
       take_frame_on_loop(*frame);
@@ -171,6 +174,7 @@ void Peer::receive_on_loop() {
 }
 
 void Peer::take_frame_on_loop(const Frame& frame) {
+  CONVOY_DCHECK(loop_->in_loop());
   if (frame.type == Frame::kSegment) {
     Segment segment = Segment::adopt(socket_.take_descriptor(), frame.bytes, Segment::Warm::kNo);
     segment.close_descriptor();
@@ -194,6 +198,7 @@ void Peer::take_frame_on_loop(const Frame& frame) {
 // take seconds, and a death must be heard meanwhile. Where the kernel cannot, the first use does
 // it.
 void Peer::warm_on_loop(const std::weak_ptr<const Segment>& segment, std::size_t begin) {
+  CONVOY_DCHECK(loop_->in_loop());
   constexpr std::size_t kPiece = std::size_t{32} << 20;
   const auto mapped = segment.lock();
   if (!mapped || begin >= mapped->size()) return;
@@ -205,6 +210,7 @@ void Peer::warm_on_loop(const std::weak_ptr<const Segment>& segment, std::size_t
 }
 
 void Peer::exited_on_loop() {
+  CONVOY_DCHECK(loop_->in_loop());
   // What it sent before it died counts: memory that it told of is mapped by all survivors, or they
   // would disagree about what can still be completed.
   receive_on_loop();
@@ -212,6 +218,7 @@ void Peer::exited_on_loop() {
 }
 
 void Peer::closed_on_loop() {
+  CONVOY_DCHECK(loop_->in_loop());
   closed_.store(true, std::memory_order_release);
   loop_->unwatch(socket_watch_);
   const auto until = Deadline::Clock::now() + (notes_ ? kDialedGrace : kExitGrace);
@@ -223,6 +230,7 @@ void Peer::closed_on_loop() {
 }
 
 void Peer::lose_on_loop(const std::string& why) {
+  CONVOY_DCHECK(loop_->in_loop());
   loop_->unwatch(socket_watch_);
   loop_->unwatch(pid_watch_);
   std::vector<std::weak_ptr<Alarm>> alarms;
