@@ -22,7 +22,7 @@ int checked_size(int size, const std::string& name) {
        " ranks; shared memory takes 1 to ", kMaxRanks);
 }
 
-shm::MeshOptions mesh_options(const Layout& layout, const EngineOptions& options) {
+MeshOptions mesh_options(const Layout& layout, const EngineOptions& options) {
   return {.name = options.name,
           .control_bytes = layout.total_bytes(),
           .cleared_bytes = layout.cleared_bytes(),
@@ -30,7 +30,7 @@ shm::MeshOptions mesh_options(const Layout& layout, const EngineOptions& options
           .ended = options.ended};
 }
 
-CoreSet all_cores(const shm::Mesh& mesh) {
+CoreSet all_cores(const Mesh& mesh) {
   CoreSet all;
   for (int r = 0; r < mesh.size(); ++r) all.add(mesh.process(r).cores);
   return all;
@@ -59,7 +59,7 @@ Engine::Engine(Store& store, int rank, int size, const EngineOptions& options)
       size_(checked_size(size, options.name)),
       name_(options.name),
       layout_(size),
-      mesh_(shm::Mesh::create(store, rank, size, mesh_options(layout_, options))),
+      mesh_(Mesh::create(store, rank, size, mesh_options(layout_, options))),
       base_(mesh_->control().data()),
       policy_(WaitPolicy::for_ranks(size, usable_cores(all_cores(*mesh_)))),
       bell_(std::make_shared<Bell>(group().bell, head(rank).mail)),

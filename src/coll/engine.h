@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/guarded.h"
-#include "coll/call.h"
+#include "coll/medium.h"
 #include "coll/mesh.h"
 #include "coll/workers.h"
 #include "convoy/error.h"
@@ -25,7 +25,7 @@ struct EngineOptions {
   std::string name;          // of the group, for messages
   int threads = 1;           // that work on one operation of this rank, the caller's included
   bool read_private = true;  // out of other processes, where the kernel allows it
-  std::function<std::map<int, std::string>()> ended = {};  // as of shm::MeshOptions
+  std::function<std::map<int, std::string>()> ended = {};  // as of MeshOptions
   Deadline deadline = Deadline::after(Store::kDefaultTimeout);
 };
 
@@ -38,41 +38,40 @@ struct EngineOptions {
 // Small data is then taken from the slots. Large data in shared memory is combined in place, chunk
 // by chunk, by whichever rank takes a chunk first, or copied from where it is. Other large data
 // goes through staging buffers in rounds. Sources are always combined in the order of ranks.
-class Engine {
+class Engine : public Medium {  // all of it but messages()
  public:
   // Collective: all ranks call it.
   Engine(Store& store, int rank, int size, const EngineOptions& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  ~Engine();
+  ~Engine() override;
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  const std::string& name() const { return name_; }
-  const shm::Mesh& mesh() const { return *mesh_; }
-  const std::shared_ptr<shm::Mesh>& shared_mesh() const { return mesh_; }
+  int rank() const final { return rank_; }
+  int size() const final { return size_; }
+  const std::string& name() const final { return name_; }
+  const Mesh& mesh() const { return *mesh_; }
+  const std::shared_ptr<Mesh>& shared_mesh() const { return mesh_; }
 
-  // Runs operation `number` (1, 2, 3, ... in every rank). Throws Error:
+  // Throws Error:
   // - ranks disagree: kInvalidArgument on all of them, the group stays usable;
   // - a rank is gone (kPeerLost), late (kTimeout), or the group was aborted: the group is broken,
-  // and
-  //   every later operation throws the same cause at once.
-  void run(const Call& call, std::uint64_t number);
+  //   and every later operation throws the same cause at once.
+  void run(const Call& call, std::uint64_t number) final;
 
-  // Breaks the group on all ranks; `why` goes into their messages.
-  void abort(const std::string& why) noexcept;
-  // Wakes a run() of this rank and lets it fail; the rank then leaves the group. Idempotent.
-  void close() noexcept;
-  bool broken() const;
-  std::optional<ErrorKind> failure() const;
-  std::vector<int> lost_ranks() const;
+  void abort(const std::string& why) noexcept final;
+  void close() noexcept final;
+  bool broken() const final;
+  std::optional<ErrorKind> failure() const final;
+  std::vector<int> lost_ranks() const final;
   // The rank has noticed that the group is broken, or has left: it touches nobody's memory any more
   // on behalf of this group.
   bool has_given_up(int rank) const { return gave_up(layout_.rank(base_, rank)); }
-  std::vector<int> late_ranks() { return *late_ranks_.lock(); }
+  std::vector<int> late_ranks() final { return *late_ranks_.lock(); }
   // Wakes everyone who sleeps in this group, on every rank.
   void wake_all() noexcept;
-  std::uint64_t last_completed() const { return completed_.load(std::memory_order_acquire); }
+  std::uint64_t last_completed() const final { return completed_.load(std::memory_order_acquire); }
+  // Private ones are never touched by others; shared ones are kept apart (quarantine_buffers).
+  bool holds_buffers() const final { return false; }
 
  private:
   friend class Mail;  // messages, which share the group's memory and its failures
@@ -215,7 +214,7 @@ class Engine {
   const int size_;
   const std::string name_;
   const Layout layout_;
-  std::shared_ptr<shm::Mesh> mesh_;
+  std::shared_ptr<Mesh> mesh_;
   std::byte* base_ = nullptr;
   WaitPolicy policy_;
   std::shared_ptr<Bell> bell_;

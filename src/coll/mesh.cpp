@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "store/ended.h"
 
-namespace convoy::shm {
+namespace convoy::coll {
 namespace {
 
 constexpr const char* kFailedKey = "failed";
@@ -33,7 +33,7 @@ constexpr std::chrono::milliseconds kLastSlice(50);
 constexpr std::chrono::milliseconds kExitGrace(500);
 
 struct ControlInfo {
-  Location location;
+  shm::Location location;
   std::size_t bytes = 0;
   std::uint64_t token = 0;  // random; written into the control memory by every rank
 
@@ -135,7 +135,7 @@ void Mesh::check_alive(const MeshOptions& options) const {
   };
   bool all_met = true;
   for (int r = 0; r < size(); ++r) {
-    const Member& member = members_[at(r)];
+    const MeshRank& member = members_[at(r)];
     all_met &= member.met;
     const auto who = [&] {
       return concat(" (pid ", member.info.pid, ", host ", member.info.host, ")");
@@ -145,7 +145,7 @@ void Mesh::check_alive(const MeshOptions& options) const {
     } else if (member.watched) {
       const auto [pid, start] = std::pair(member.info.pid, member.info.start_time);
       const auto life = member.pidfd ? liveness_by(member.pidfd.get()) : liveness_of(pid, start);
-      if (life == Liveness::kDead) fail_lost(r, who(), describe_end(pid, member.pidfd.get()));
+      if (life == Liveness::kDead) fail_lost(r, who(), shm::describe_end(pid, member.pidfd.get()));
     }
   }
   if (all_met || !options.ended) return;
@@ -155,11 +155,11 @@ void Mesh::check_alive(const MeshOptions& options) const {
 }
 
 void Mesh::meet(Store& store, const MeshOptions& options) {
-  store.set(hello_key(rank_), Fabric::instance().self().encode());
+  store.set(hello_key(rank_), shm::Fabric::instance().self().encode());
   std::string missing;
   for (int other = 0; other < size(); ++other) {
     try {
-      introduce(other, ProcessInfo::decode(get(store, hello_key(other), options)));
+      introduce(other, shm::ProcessInfo::decode(get(store, hello_key(other), options)));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
       missing += concat(missing.empty() ? "" : ", ", other);
@@ -172,9 +172,9 @@ void Mesh::meet(Store& store, const MeshOptions& options) {
 }
 
 // From now on its death is seen, by whoever has met it.
-void Mesh::introduce(int rank, ProcessInfo info) {
-  const ProcessInfo& self = Fabric::instance().self();
-  Member& member = members_[at(rank)];
+void Mesh::introduce(int rank, shm::ProcessInfo info) {
+  const shm::ProcessInfo& self = shm::Fabric::instance().self();
+  MeshRank& member = members_[at(rank)];
   member.info = std::move(info);
   member.met = true;
   if (member.info.id == self.id || member.info.boot != self.boot ||
@@ -188,9 +188,9 @@ void Mesh::introduce(int rank, ProcessInfo info) {
 }
 
 void Mesh::connect(Store& store, const MeshOptions& options) {
-  Fabric& fabric = Fabric::instance();
+  shm::Fabric& fabric = shm::Fabric::instance();
   for (int r = 0; r < size(); ++r) {
-    Member& member = members_[at(r)];
+    MeshRank& member = members_[at(r)];
     bool told = false;  // what is thrown is complete
     const auto look = [&] {
       told = true;
@@ -217,7 +217,7 @@ void Mesh::share_control(Store& store, const MeshOptions& options) {
   ControlInfo info;
   std::byte* base = nullptr;
   if (rank_ == 0) {
-    control_block_ = Fabric::instance().allocate(proofs + options.control_bytes);
+    control_block_ = shm::Fabric::instance().allocate(proofs + options.control_bytes);
     base = control_block_.data();
     std::memset(base, 0, proofs + options.cleared_bytes);
     info = {control_block_.location(), options.control_bytes, random_u64()};
@@ -258,25 +258,25 @@ std::optional<std::string> Mesh::loss(int rank) const {
   return peer ? peer->loss() : std::nullopt;
 }
 
-void Mesh::subscribe(const std::shared_ptr<Alarm>& alarm) {
+void Mesh::subscribe(const std::shared_ptr<shm::Alarm>& alarm) {
   // A process may hold several ranks; ringing twice does no harm.
   for (const auto& member : members_) {
     if (member.peer) member.peer->subscribe(alarm);
   }
 }
 
-std::byte* Mesh::resolve(int rank, const Location& location, std::size_t bytes,
+std::byte* Mesh::resolve(int rank, const shm::Location& location, std::size_t bytes,
                          const Deadline& deadline) const {
   if (const auto& peer = members_[at(rank)].peer) return peer->resolve(location, bytes, deadline);
-  std::byte* memory = Fabric::instance().resolve(location, bytes);
+  std::byte* memory = shm::Fabric::instance().resolve(location, bytes);
   if (!memory) {
     fail(ErrorKind::kInvalidArgument, "rank ", rank, " published memory that it does not have");
   }
   return memory;
 }
 
-std::vector<std::shared_ptr<Peer>> Mesh::peers() const {
-  std::vector<std::shared_ptr<Peer>> peers;
+std::vector<std::shared_ptr<shm::Peer>> Mesh::peers() const {
+  std::vector<std::shared_ptr<shm::Peer>> peers;
   for (const auto& member : members_) peers.push_back(member.peer);
   return peers;
 }
@@ -285,8 +285,8 @@ void Mesh::keep_control_until(std::function<bool()> released) {
   if (control_block_) quarantine(control_block_.location(), std::move(released));
 }
 
-void Mesh::quarantine(const Location& location, std::function<bool()> released) const {
-  Fabric::instance().quarantine(location, std::move(released), control_location_);
+void Mesh::quarantine(const shm::Location& location, std::function<bool()> released) const {
+  shm::Fabric::instance().quarantine(location, std::move(released), control_location_);
 }
 
-}  // namespace convoy::shm
+}  // namespace convoy::coll

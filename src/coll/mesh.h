@@ -13,7 +13,7 @@
 #include "convoy/store.h"
 #include "transport/shm/fabric.h"
 
-namespace convoy::shm {
+namespace convoy::coll {
 
 struct MeshOptions {
   std::string name;               // of the group, for messages
@@ -26,8 +26,8 @@ struct MeshOptions {
 };
 
 // The ranks of one group on one host, each connected to every other: a piece of memory that all
-// share (control), the memory each has from the Fabric, and who is alive. Ranks may be processes or
-// threads of one process. Thread-safe.
+// share (control), the memory each has from the shm::Fabric, and who is alive. Ranks may be
+// processes or threads of one process. Thread-safe.
 class Mesh {
  public:
   // Collective. The ranks meet through `store`, whose keys must not have been used before
@@ -44,7 +44,7 @@ class Mesh {
   // Keeps the control memory mapped here after this object is gone; nullptr where this process
   // itself owns it (see keep_control_until).
   std::shared_ptr<const Segment> control_mapping() const { return control_mapping_; }
-  const ProcessInfo& process(int rank) const { return members_[at(rank)].info; }
+  const shm::ProcessInfo& process(int rank) const { return members_[at(rank)].info; }
   bool is_self(int rank) const { return !members_[at(rank)].peer; }
 
   // Why the rank's process is gone; nullopt while it lives.
@@ -54,25 +54,25 @@ class Mesh {
     return peer && peer->lost();
   }
   // Rung whenever a rank's process is gone.
-  void subscribe(const std::shared_ptr<Alarm>& alarm);
+  void subscribe(const std::shared_ptr<shm::Alarm>& alarm);
 
-  // A rank's shared memory in this process. Throws as Peer::resolve.
-  std::byte* resolve(int rank, const Location& location, std::size_t bytes,
+  // A rank's shared memory in this process. Throws as shm::Peer::resolve.
+  std::byte* resolve(int rank, const shm::Location& location, std::size_t bytes,
                      const Deadline& deadline) const;
 
   // By rank; nullptr for ranks of this process. For those that ask about lives after this object.
-  std::vector<std::shared_ptr<Peer>> peers() const;
+  std::vector<std::shared_ptr<shm::Peer>> peers() const;
 
   // The control memory is kept until `released()` although this object goes. Must not block, nor
   // own this object.
   void keep_control_until(std::function<bool()> released);
-  // As Fabric::quarantine(), for a `released` that looks at the control memory.
-  void quarantine(const Location& location, std::function<bool()> released) const;
+  // As shm::Fabric::quarantine(), for a `released` that looks at the control memory.
+  void quarantine(const shm::Location& location, std::function<bool()> released) const;
 
  private:
-  struct Member {
-    ProcessInfo info;
-    std::shared_ptr<Peer> peer;  // nullptr: a rank of this process
+  struct MeshRank {
+    shm::ProcessInfo info;
+    std::shared_ptr<shm::Peer> peer;  // nullptr: a rank of this process
     // While ranks meet: `info` is known; and how it is watched until there is a peer.
     bool met = false;
     bool watched = false;  // it is another process, of which this one can tell whether it lives
@@ -83,7 +83,7 @@ class Mesh {
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
   void join(Store& store, const MeshOptions& options);
   void meet(Store& store, const MeshOptions& options);
-  void introduce(int rank, ProcessInfo info);
+  void introduce(int rank, shm::ProcessInfo info);
   void connect(Store& store, const MeshOptions& options);
   void share_control(Store& store, const MeshOptions& options);
   std::string get(Store& store, const std::string& key, const MeshOptions& options) const;
@@ -92,11 +92,11 @@ class Mesh {
   void check_alive(const MeshOptions& options) const;
 
   const int rank_;
-  std::vector<Member> members_;
-  Block control_block_;  // of rank 0 only
+  std::vector<MeshRank> members_;
+  shm::Block control_block_;  // of rank 0 only
   std::shared_ptr<const Segment> control_mapping_;
-  Location control_location_;  // if it is this process's own
+  shm::Location control_location_;  // if it is this process's own
   std::span<std::byte> control_;
 };
 
-}  // namespace convoy::shm
+}  // namespace convoy::coll

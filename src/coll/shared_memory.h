@@ -14,6 +14,6 @@ std::shared_ptr<Medium> make_shared_memory(Store& store, int rank, int size,
 // Of a broken group on such a medium: Engine::has_given_up().
 bool has_given_up(Medium& medium, int rank);
 // How such ranks are connected; nullptr for a medium of another kind.
-std::shared_ptr<shm::Mesh> mesh_of(Medium& medium);
+std::shared_ptr<Mesh> mesh_of(Medium& medium);
 
 }  // namespace convoy::coll

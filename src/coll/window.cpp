@@ -75,7 +75,7 @@ std::shared_ptr<Window> Window::create(Group& group, std::span<std::byte> memory
   return window;
 }
 
-Window::Window(Group& group, std::shared_ptr<shm::Mesh> mesh)
+Window::Window(Group& group, std::shared_ptr<Mesh> mesh)
     : name_(group.name()),
       rank_(group.rank()),
       mesh_(std::move(mesh)),

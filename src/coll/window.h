@@ -52,7 +52,7 @@ class Window {
     std::shared_ptr<const Segment> mapping;  // nullptr: memory of this process
   };
 
-  Window(Group& group, std::shared_ptr<shm::Mesh> mesh);
+  Window(Group& group, std::shared_ptr<Mesh> mesh);
   void join(Group& group, std::span<std::byte> memory, std::chrono::nanoseconds timeout);
   Head& head(int rank) const;
   std::atomic<std::uint64_t>& count(int from, int to) const;
@@ -66,7 +66,7 @@ class Window {
 
   const std::string name_;
   const int rank_;
-  const std::shared_ptr<shm::Mesh> mesh_;
+  const std::shared_ptr<Mesh> mesh_;
   const HomeProcess home_;
   const WaitPolicy policy_;
   std::vector<Part> parts_;

@@ -63,18 +63,12 @@ void check_root(const c10d::Backend& backend, int root) {
        backend.getSize() - 1);
 }
 
+// The numbers are c10d's own: nothing is translated, on the way down or in our backend.
 c10d::ReduceOp to_c10d(ReduceOp op, double factor) {
-  switch (op) {
-    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
-    case ReduceOp::kAvg: return c10d::ReduceOp::AVG;
-    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
-    case ReduceOp::kBand: return c10d::ReduceOp::BAND;
-    case ReduceOp::kBor: return c10d::ReduceOp::BOR;
-    case ReduceOp::kBxor: return c10d::ReduceOp::BXOR;
-    case ReduceOp::kPremulSum: return c10d::makePreMulSum(factor);
-  }
+  static_assert(static_cast<int>(ReduceOp::kSum) == c10d::ReduceOp::SUM &&
+                static_cast<int>(ReduceOp::kPremulSum) == c10d::ReduceOp::PREMUL_SUM);
+  if (op < ReduceOp::kPremulSum) return static_cast<c10d::ReduceOp::RedOpType>(op);
+  if (op == ReduceOp::kPremulSum) return c10d::makePreMulSum(factor);
   fail(ErrorKind::kInvalidArgument, "unknown reduce operation ", static_cast<int>(op));
 }
 
@@ -251,6 +245,25 @@ c10d::BarrierOptions barrier_options(const CallOptions& options, Mode mode) {
   return result;
 }
 
+WorkPtr barrier(c10d::Backend& backend, const CallOptions& options, Mode mode) {
+  return backend.barrier(barrier_options(options, mode));
+}
+
+template <class Group, class Operation, class... Arguments>
+void run(const Group& group, const char* name, const CallSite& where, const Operation& operation,
+         const Arguments&... arguments) {
+  const CallScope scope(where);
+  finish(group.call(
+      name, [&](c10d::Backend& backend) { return operation(backend, arguments..., Mode::kSync); }));
+}
+template <class Group, class Operation, class... Arguments>
+WorkPtr start(const Group& group, const char* name, const CallSite& where,
+              const Operation& operation, const Arguments&... arguments) {
+  const CallScope scope(where);
+  return group.call(
+      name, [&](c10d::Backend& backend) { return operation(backend, arguments..., Mode::kAsync); });
+}
+
 // --- the group ---
 
 milliseconds timeout_of(c10d::Backend& backend) {
@@ -391,93 +404,59 @@ int ProcessGroup::local_size() const {
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const ReduceOptions& options,
                               const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("all_reduce", [&](c10d::Backend& backend) {
-    return convoy::all_reduce(backend, tensor, options, Mode::kSync);
-  }));
+  run(impl(), "all_reduce", where, convoy::all_reduce, tensor, options);
 }
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor, const ReduceOptions& options,
                                     const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("all_reduce", [&](c10d::Backend& backend) {
-    return convoy::all_reduce(backend, tensor, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "all_reduce", where, convoy::all_reduce, tensor, options));
 }
 
 void ProcessGroup::all_reduce_coalesced(at::TensorList tensors, const ReduceOptions& options,
                                         const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("all_reduce_coalesced", [&](c10d::Backend& backend) {
-    return convoy::all_reduce_coalesced(backend, tensors, options, Mode::kSync);
-  }));
+  run(impl(), "all_reduce_coalesced", where, convoy::all_reduce_coalesced, tensors, options);
 }
 Work ProcessGroup::all_reduce_coalesced_async(at::TensorList tensors, const ReduceOptions& options,
                                               const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("all_reduce_coalesced", [&](c10d::Backend& backend) {
-    return convoy::all_reduce_coalesced(backend, tensors, options, Mode::kAsync);
-  }));
+  return Work(
+      start(impl(), "all_reduce_coalesced", where, convoy::all_reduce_coalesced, tensors, options));
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const RootReduceOptions& options,
                           const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("reduce", [&](c10d::Backend& backend) {
-    return convoy::reduce(backend, tensor, options, Mode::kSync);
-  }));
+  run(impl(), "reduce", where, convoy::reduce, tensor, options);
 }
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const RootReduceOptions& options,
                                 const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("reduce", [&](c10d::Backend& backend) {
-    return convoy::reduce(backend, tensor, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "reduce", where, convoy::reduce, tensor, options));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const RootOptions& options,
                              const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("broadcast", [&](c10d::Backend& backend) {
-    return convoy::broadcast(backend, tensor, options, Mode::kSync);
-  }));
+  run(impl(), "broadcast", where, convoy::broadcast, tensor, options);
 }
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor, const RootOptions& options,
                                    const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("broadcast", [&](c10d::Backend& backend) {
-    return convoy::broadcast(backend, tensor, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "broadcast", where, convoy::broadcast, tensor, options));
 }
 
 void ProcessGroup::all_gather(at::TensorList outputs, const at::Tensor& input,
                               const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("all_gather", [&](c10d::Backend& backend) {
-    return convoy::all_gather(backend, outputs, input, options, Mode::kSync);
-  }));
+  run(impl(), "all_gather", where, convoy::all_gather, outputs, input, options);
 }
 Work ProcessGroup::all_gather_async(at::TensorList outputs, const at::Tensor& input,
                                     const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("all_gather", [&](c10d::Backend& backend) {
-    return convoy::all_gather(backend, outputs, input, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "all_gather", where, convoy::all_gather, outputs, input, options));
 }
 
 void ProcessGroup::all_gather_single(const at::Tensor& output, const at::Tensor& input,
                                      const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("all_gather_single", [&](c10d::Backend& backend) {
-    return convoy::all_gather_single(backend, output, input, options, Mode::kSync);
-  }));
+  run(impl(), "all_gather_single", where, convoy::all_gather_single, output, input, options);
 }
 Work ProcessGroup::all_gather_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const CallOptions& options,
                                            const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("all_gather_single", [&](c10d::Backend& backend) {
-    return convoy::all_gather_single(backend, output, input, options, Mode::kAsync);
-  }));
+  return Work(
+      start(impl(), "all_gather_single", where, convoy::all_gather_single, output, input, options));
 }
 
 at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& options,
@@ -493,108 +472,70 @@ at::Tensor ProcessGroup::all_gather(const at::Tensor& input, const CallOptions& 
 
 void ProcessGroup::gather(at::TensorList outputs, const at::Tensor& input,
                           const RootOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("gather", [&](c10d::Backend& backend) {
-    return convoy::gather(backend, outputs, input, options, Mode::kSync);
-  }));
+  run(impl(), "gather", where, convoy::gather, outputs, input, options);
 }
 Work ProcessGroup::gather_async(at::TensorList outputs, const at::Tensor& input,
                                 const RootOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("gather", [&](c10d::Backend& backend) {
-    return convoy::gather(backend, outputs, input, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "gather", where, convoy::gather, outputs, input, options));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, at::TensorList inputs,
                            const RootOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("scatter", [&](c10d::Backend& backend) {
-    return convoy::scatter(backend, output, inputs, options, Mode::kSync);
-  }));
+  run(impl(), "scatter", where, convoy::scatter, output, inputs, options);
 }
 Work ProcessGroup::scatter_async(const at::Tensor& output, at::TensorList inputs,
                                  const RootOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("scatter", [&](c10d::Backend& backend) {
-    return convoy::scatter(backend, output, inputs, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "scatter", where, convoy::scatter, output, inputs, options));
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, at::TensorList inputs,
                                   const ReduceOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("reduce_scatter", [&](c10d::Backend& backend) {
-    return convoy::reduce_scatter(backend, output, inputs, options, Mode::kSync);
-  }));
+  run(impl(), "reduce_scatter", where, convoy::reduce_scatter, output, inputs, options);
 }
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, at::TensorList inputs,
                                         const ReduceOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("reduce_scatter", [&](c10d::Backend& backend) {
-    return convoy::reduce_scatter(backend, output, inputs, options, Mode::kAsync);
-  }));
+  return Work(
+      start(impl(), "reduce_scatter", where, convoy::reduce_scatter, output, inputs, options));
 }
 
 void ProcessGroup::reduce_scatter_single(const at::Tensor& output, const at::Tensor& input,
                                          const ReduceOptions& options,
                                          const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("reduce_scatter_single", [&](c10d::Backend& backend) {
-    return convoy::reduce_scatter_single(backend, output, input, options, Mode::kSync);
-  }));
+  run(impl(), "reduce_scatter_single", where, convoy::reduce_scatter_single, output, input,
+      options);
 }
 Work ProcessGroup::reduce_scatter_single_async(const at::Tensor& output, const at::Tensor& input,
                                                const ReduceOptions& options,
                                                const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("reduce_scatter_single", [&](c10d::Backend& backend) {
-    return convoy::reduce_scatter_single(backend, output, input, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "reduce_scatter_single", where, convoy::reduce_scatter_single, output,
+                    input, options));
 }
 
 void ProcessGroup::all_to_all(at::TensorList outputs, at::TensorList inputs,
                               const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("all_to_all", [&](c10d::Backend& backend) {
-    return convoy::all_to_all(backend, outputs, inputs, options, Mode::kSync);
-  }));
+  run(impl(), "all_to_all", where, convoy::all_to_all, outputs, inputs, options);
 }
 Work ProcessGroup::all_to_all_async(at::TensorList outputs, at::TensorList inputs,
                                     const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("all_to_all", [&](c10d::Backend& backend) {
-    return convoy::all_to_all(backend, outputs, inputs, options, Mode::kAsync);
-  }));
+  return Work(start(impl(), "all_to_all", where, convoy::all_to_all, outputs, inputs, options));
 }
 
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                      const SplitsOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("all_to_all_single", [&](c10d::Backend& backend) {
-    return convoy::all_to_all_single(backend, output, input, options, Mode::kSync);
-  }));
+  run(impl(), "all_to_all_single", where, convoy::all_to_all_single, output, input, options);
 }
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const SplitsOptions& options,
                                            const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("all_to_all_single", [&](c10d::Backend& backend) {
-    return convoy::all_to_all_single(backend, output, input, options, Mode::kAsync);
-  }));
+  return Work(
+      start(impl(), "all_to_all_single", where, convoy::all_to_all_single, output, input, options));
 }
 
 void ProcessGroup::barrier(const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  finish(impl().call("barrier", [&](c10d::Backend& backend) {
-    return backend.barrier(barrier_options(options, Mode::kSync));
-  }));
+  run(impl(), "barrier", where, convoy::barrier, options);
 }
 Work ProcessGroup::barrier_async(const CallOptions& options, const CallSite& where) const {
-  const CallScope scope(where);
-  return Work(impl().call("barrier", [&](c10d::Backend& backend) {
-    return backend.barrier(barrier_options(options, Mode::kAsync));
-  }));
+  return Work(start(impl(), "barrier", where, convoy::barrier, options));
 }
 
 void ProcessGroup::monitored_barrier(const CallOptions& options, const CallSite& where) const {
