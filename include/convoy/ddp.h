@@ -48,7 +48,7 @@ struct DdpOptions {
   bool gradient_as_bucket_view = true;
   bool skip_all_reduce_unused_params = false;
   GradReduce reduce = GradReduce::kMean;
-  Launch launch = Launch::kAuto;
+  BucketLaunch launch = BucketLaunch::kAuto;
   NonFinite nonfinite = NonFinite::kIgnore;
   std::uint64_t check_replicas_every = 0;
   bool init_sync = true;             // ranks begin with rank 0's parameters and buffers

@@ -124,7 +124,7 @@ struct GradConsumer {
 
 // When buckets travel: as soon as they are complete, or at the end of backward. kAuto: early, if
 // this host has cores that do not compute.
-enum class Launch { kAuto, kEarly, kLate };
+enum class BucketLaunch { kAuto, kEarly, kLate };
 
 // Gradients with values that are infinite or no numbers, which are looked for before they are
 // reduced: kRaise is an error in that backward, on all ranks, with rank and parameter. kSkip drops
@@ -147,7 +147,7 @@ struct ReducerOptions {
   // Buckets that no rank uses do not travel. One small collective more at the start of a backward.
   bool skip_all_reduce_unused_params = false;
   GradReduce reduce = GradReduce::kMean;
-  Launch launch = Launch::kAuto;
+  BucketLaunch launch = BucketLaunch::kAuto;
   NonFinite nonfinite = NonFinite::kIgnore;
   // In every so many backwards, ranks compare their parameters; a difference is an error on all of
   // them, which names the first parameter and the ranks. 0: never, but with CONVOY_DEBUG=detail

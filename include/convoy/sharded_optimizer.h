@@ -20,8 +20,9 @@
 namespace convoy {
 
 struct ShardedOptimizerOptions {
-  // backward() is the whole step; step() is an error. Where buckets travel early (see Launch), and
-  // unless all gradients have to be looked at first, each is updated while backward goes on.
+  // backward() is the whole step; step() is an error. Where buckets travel early (see
+  // BucketLaunch), and unless all gradients have to be looked at first, each is updated while
+  // backward goes on.
   bool in_backward = false;
   // Gradients of all groups together are scaled down to this norm; 0: they are not.
   double max_norm = 0;

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/id.h"
+#include "base/wire.h"
 
 namespace convoy {
 namespace {
@@ -25,12 +25,13 @@ Digest digest_of(const std::vector<std::string>& lines, const std::string& error
 
 std::vector<Digest> gather(const ProcessGroup& group, const Digest& mine) {
   const auto bytes = static_cast<std::int64_t>(sizeof(Digest));
-  at::Tensor input = at::empty({bytes}, at::kByte);
-  std::memcpy(input.mutable_data_ptr(), mine.data(), sizeof(Digest));
+  const at::Tensor input = at::empty({bytes}, at::kByte);
+  WireWriter(wire_bytes(input)).put(mine);
   const at::Tensor output = at::empty({bytes * group.size()}, at::kByte);
   group.all_gather_single(output, input);
+  WireReader in(wire_bytes(output), "digest");
   std::vector<Digest> all(static_cast<std::size_t>(group.size()));
-  std::memcpy(all.data(), output.const_data_ptr(), sizeof(Digest) * all.size());
+  for (Digest& digest : all) digest = in.take<Digest>();
   return all;
 }
 
@@ -56,6 +57,26 @@ std::string difference(const std::vector<std::string>& texts) {
 }
 
 }  // namespace
+
+std::span<std::byte> wire_bytes(const at::Tensor& bytes) {
+  return {static_cast<std::byte*>(bytes.mutable_data_ptr()),
+          static_cast<std::size_t>(bytes.numel())};
+}
+
+std::vector<std::string> gather_texts(const ProcessGroup& group, std::string_view text) {
+  constexpr std::int64_t kTextBytes = 2048;
+  const at::Tensor mine = at::zeros({kTextBytes}, at::kByte);
+  WireWriter(wire_bytes(mine)).put(text.substr(0, kTextBytes));
+  const at::Tensor all = at::zeros({kTextBytes * group.size()}, at::kByte);
+  group.all_gather_single(all, mine);
+  WireReader in(wire_bytes(all), "text");
+  std::vector<std::string> texts(static_cast<std::size_t>(group.size()));
+  for (std::string& each : texts) {
+    const auto bytes = in.take(kTextBytes);
+    each = bytes.substr(0, bytes.find('\0'));
+  }
+  return texts;
+}
 
 std::string head_of(const ProcessGroup& group, std::string_view operation) {
   return concat(operation, ", group \"", group.name(), "\", rank ", group.rank(), " of ",

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +33,11 @@ auto told_from(const ProcessGroup& group, std::string_view operation, const Func
     rethrow_from(group, operation);
   }
 }
+
+// Collective: what each rank says, by rank; of each the first 2048 bytes.
+std::vector<std::string> gather_texts(const ProcessGroup& group, std::string_view text);
+// The memory of a tensor of bytes, for base/wire.h.
+std::span<std::byte> wire_bytes(const at::Tensor& bytes);
 
 // "rank 1: a; ranks 2 and 3: b", by rank; empty texts are left out.
 std::string by_cause(const std::vector<std::string>& texts);

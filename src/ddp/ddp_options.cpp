@@ -125,7 +125,7 @@ DdpOptions DdpOptions::from_text(const std::string& text) {
     } else if (name == "samples") {
       samples = number<double>(value, line);
     } else if (name == "launch") {
-      made.launch = choice<Launch>(value, 3, line);
+      made.launch = choice<BucketLaunch>(value, 3, line);
     } else if (name == "nonfinite") {
       made.nonfinite = choice<NonFinite>(value, 3, line);
     } else if (name == "check_replicas_every") {

@@ -33,9 +33,9 @@ constexpr int kRepeats = 3;
 //   epoch          how often members have changed
 //   meeting/<n>/   where those of epoch n meet
 //   over           training has ended
-class Member {
+class ElasticRank {
  public:
-  Member(const Model& model, const Options& options)
+  ElasticRank(const Model& model, const Options& options)
       : model_(model),
         options_(options),
         store_(with_prefix(options.store, "elastic")),
@@ -287,7 +287,7 @@ void check(const Options& options, const ProcessGroup& group) {
 std::uint64_t run(const Model& model, const Options& options,
                   const std::function<bool(std::uint64_t step)>& step) {
   check(options, model.group());
-  return Member(model, options).run(step);
+  return ElasticRank(model, options).run(step);
 }
 
 struct StoreHost::Impl {

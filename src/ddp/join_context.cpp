@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
 
@@ -11,6 +10,7 @@
 #include "base/error.h"
 #include "base/guarded.h"
 #include "base/log.h"
+#include "base/wire.h"
 #include "ddp/agreement.h"
 #include "ddp/bucket.h"
 #include "ddp/reduce_bucket.h"
@@ -19,7 +19,6 @@ namespace convoy {
 namespace {
 
 constexpr std::size_t kRecordBytes = 16;
-constexpr std::size_t kTextBytes = 2048;
 constexpr std::uint64_t kManySteps = 1000;
 
 // Those alive, by backend.
@@ -137,37 +136,30 @@ std::size_t JoinContext::index_of(const Joinable& joinable) const {
 std::vector<JoinContext::Record> JoinContext::exchange(const Record& mine) {
   const auto bytes = static_cast<std::int64_t>(kRecordBytes);
   const at::Tensor own = records_.narrow(0, group_.rank() * bytes, bytes);
-  auto* const out = own.mutable_data_ptr<std::uint8_t>();
-  std::memset(out, 0, kRecordBytes);
-  out[0] = static_cast<std::uint8_t>(mine.state);
-  out[1] = static_cast<std::uint8_t>(mine.call);
-  std::memcpy(out + 8, &mine.detail, 8);
+  WireWriter out(wire_bytes(own));
+  out.put(mine.state);
+  out.put(mine.call);
+  out.put_zeros(6);
+  out.put(mine.detail);
   group_.all_gather_single(records_, own);
   std::vector<Record> all(static_cast<std::size_t>(group_.size()));
-  const auto* const in = records_.const_data_ptr<std::uint8_t>();
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    const auto* const from = in + kRecordBytes * r;
-    all[r].state = static_cast<State>(from[0]);
-    all[r].call = static_cast<JoinCall>(from[1]);
-    std::memcpy(&all[r].detail, from + 8, 8);
+  WireReader in(wire_bytes(records_), "record of a Join");
+  for (Record& record : all) {
+    record.state = in.take<State>();
+    record.call = in.take<JoinCall>();
+    in.take_zeros(6);
+    record.detail = in.take<std::uint64_t>();
   }
   return all;
 }
 
 std::string JoinContext::texts_of_failed(const std::vector<Record>& all) {
-  const at::Tensor mine = at::zeros({static_cast<std::int64_t>(kTextBytes)}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), why_.data(), std::min(why_.size(), kTextBytes));
-  const at::Tensor gathered =
-      at::zeros({static_cast<std::int64_t>(kTextBytes * all.size())}, at::kByte);
-  group_.all_gather_single(gathered, mine);
-  const auto* const texts = reinterpret_cast<const char*>(gathered.const_data_ptr());
+  const auto texts = gather_texts(group_, why_);
   std::string result;
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].state != State::kFailed) continue;
-    const char* const from = texts + r * kTextBytes;
     result +=
-        concat(result.empty() ? "" : "; ", "rank ", r,
-               " has left by an exception: ", std::string_view(from, strnlen(from, kTextBytes)));
+        concat(result.empty() ? "" : "; ", "rank ", r, " has left by an exception: ", texts[r]);
   }
   return result;
 }

@@ -78,7 +78,7 @@ class OptimizerInBackward::Impl {
   void load(torch::serialize::InputArchive& archive);
 
  private:
-  struct Member {
+  struct SteppedParameter {
     std::size_t group;
     at::Tensor parameter;
     std::int64_t steps = 0;
@@ -86,7 +86,7 @@ class OptimizerInBackward::Impl {
   };
   // A gradient of this backward and its parameter.
   struct Update {
-    Member* member;
+    SteppedParameter* member;
     at::Tensor slot;      // in the bucket
     at::Tensor gradient;  // the same in the parameter's type
   };
@@ -96,11 +96,11 @@ class OptimizerInBackward::Impl {
   double norm(const std::vector<Update>& all) const;
   void apply(const Update& update, double scale);
   template <class T>
-  void apply_as(Member& member, const at::Tensor& parameter, const at::Tensor& gradient,
+  void apply_as(SteppedParameter& member, const at::Tensor& parameter, const at::Tensor& gradient,
                 double scale);
 
   OptimizerInBackwardOptions options_;
-  std::map<std::size_t, Member> members_;  // by number in the reducer
+  std::map<std::size_t, SteppedParameter> members_;  // by number in the reducer
 };
 
 OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> groups,
@@ -130,7 +130,8 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
                parameter.scalar_type(), ", which is too coarse to add small steps to; keep it in ",
                "f32 and let DdpOptions::mixed_precision compute with less");
         }
-        if (!members_.try_emplace(index, Member{.group = g, .parameter = parameter}).second) {
+        if (!members_.try_emplace(index, SteppedParameter{.group = g, .parameter = parameter})
+                 .second) {
           refuse_in_backward("parameter ", index, " is in two groups, or twice in one");
         }
         lines.push_back(concat("parameter ", index, " is in group ", g));
@@ -160,7 +161,7 @@ std::vector<OptimizerInBackward::Impl::Update> OptimizerInBackward::Impl::update
     for (std::size_t k = 0; k < gradients.size(); ++k) {
       const auto found = members_.find(bucket.indices()[k]);
       if (found == members_.end() || !used[found->first]) continue;
-      Member& member = found->second;
+      SteppedParameter& member = found->second;
       if (!member.parameter.requires_grad()) continue;
       all.push_back({&member, gradients[k], gradients[k].to(member.parameter.scalar_type())});
     }
@@ -170,7 +171,7 @@ std::vector<OptimizerInBackward::Impl::Update> OptimizerInBackward::Impl::update
 
 double OptimizerInBackward::Impl::norm(const std::vector<Update>& all) const {
   // Tensor by tensor in the order of parameters: not of buckets, whose layout may change.
-  std::map<const Member*, double> parts;
+  std::map<const SteppedParameter*, double> parts;
   for (const Update& update : all) {
     parts[update.member] = is_double(update.gradient)
                                ? norm_part<double>(update.gradient, options_.norm_type)
@@ -206,7 +207,7 @@ void OptimizerInBackward::Impl::step(const std::vector<GradBucket>& buckets,
 }
 
 void OptimizerInBackward::Impl::apply(const Update& update, double scale) {
-  Member& member = *update.member;
+  SteppedParameter& member = *update.member;
   const at::Tensor& parameter = member.parameter;
   // A gradient lies as its parameter does, unless that has holes.
   const bool dense = parameter.strides().equals(update.gradient.strides());
@@ -223,7 +224,7 @@ void OptimizerInBackward::Impl::apply(const Update& update, double scale) {
 }
 
 template <class T>
-void OptimizerInBackward::Impl::apply_as(Member& member, const at::Tensor& parameter,
+void OptimizerInBackward::Impl::apply_as(SteppedParameter& member, const at::Tensor& parameter,
                                          const at::Tensor& gradient, double scale) {
   const OptimizerRule& rule = rules[member.group];
   const RuleStep step{
@@ -260,7 +261,7 @@ void OptimizerInBackward::Impl::save(torch::serialize::OutputArchive& archive) c
 
 void OptimizerInBackward::Impl::load(torch::serialize::InputArchive& archive) {
   const auto steps = read_state(archive, kCountsName);
-  std::map<std::size_t, Member> loaded = members_;
+  std::map<std::size_t, SteppedParameter> loaded = members_;
   if (steps.size() != loaded.size()) {
     refuse_in_backward("the archive has ", steps.size(), " parameters, not ", loaded.size());
   }
@@ -269,7 +270,7 @@ void OptimizerInBackward::Impl::load(torch::serialize::InputArchive& archive) {
     for (const auto& [index, tensor] : read_state(archive, kStateNames[k])) {
       const auto found = loaded.find(index);
       if (found == loaded.end()) refuse_in_backward("the archive has a parameter ", index);
-      Member& member = found->second;
+      SteppedParameter& member = found->second;
       check_state(tensor, member.parameter.numel(), index, "OptimizerInBackward");
       // As gradients lie in memory.
       const bool dense = member.parameter.is_non_overlapping_and_dense();

@@ -83,8 +83,8 @@ ProcessGroup own_group(const ProcessGroup& group, const std::string& purpose) {
   return group.split(all, {.name = group.name() + "/" + purpose}).value();
 }
 
-bool launches_late(const ProcessGroup& group, Launch wish) {
-  if (wish != Launch::kAuto) return wish == Launch::kLate;
+bool launches_late(const ProcessGroup& group, BucketLaunch wish) {
+  if (wish != BucketLaunch::kAuto) return wish == BucketLaunch::kLate;
   const char* const variable = std::getenv("CONVOY_DDP_LAUNCH");
   const std::string_view when = variable == nullptr ? "" : variable;
   if (when == "early") return false;

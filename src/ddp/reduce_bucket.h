@@ -34,7 +34,7 @@ ProcessGroup own_group(const ProcessGroup& group, const std::string& purpose = "
 // nothing: with none, the thread that reduces takes its time from the one that computes, and ranks
 // wait for each other at every bucket instead of once. CONVOY_DDP_LAUNCH=early or late
 // decides it where the options do not.
-bool launches_late(const ProcessGroup& group, Launch wish);
+bool launches_late(const ProcessGroup& group, BucketLaunch wish);
 
 // What all ranks have found together, and throw alike: nobody waits for this one.
 class AgreedError : public Error {

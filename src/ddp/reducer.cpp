@@ -82,7 +82,7 @@ void Reducer::Impl::check_process(const char* operation) const {
 
 void Reducer::Impl::before_forward() {
   if (!open_ || in_backward_) return;
-  complete(Outcome::kIncomplete,
+  complete(Ending::kIncomplete,
            concat("the backward before left out ", names_of(missing()),
                   "; an output of its forward that could reach them was never back-propagated. ",
                   "Put it into the loss, drop it before backward, or set find_unused_parameters"));
@@ -249,7 +249,7 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   ++parameter.fired;
   parameter.arrival = ++arrivals_;
   last_gradient_ = Clock::now();
-  if (alone_ || parameter.sparse || !parameter.active || outcome_ != Outcome::kGood) return;
+  if (alone_ || parameter.sparse || !parameter.active || outcome_ != Ending::kGood) return;
   if (order_.empty()) {
     parameter.hidden |= std::exchange(parameter.presumed_unused, false);
     return;
@@ -257,7 +257,7 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   if (parameter.bucket == kNone) return;  // thawed since the buckets were made
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.presumed_unused && options_.static_graph) {
-    return trouble(Outcome::kMistaken,
+    return trouble(Ending::kMistaken,
                    concat("the graph is said to be static, but ", parameter.name,
                           " is used now and was not in the first backward; leave static_graph out, "
                           "or set find_unused_parameters instead"));
@@ -265,7 +265,7 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   if (bucket.launched || bucket.skipped) {
     parameter.hidden |= parameter.presumed_unused;
     return trouble(
-        Outcome::kMistaken,
+        Ending::kMistaken,
         concat(parameter.name, " got another gradient after its bucket was reduced: ",
                parameter.presumed_unused
                    ? "no output of forward had reached it. It is used behind a nested backward "
@@ -335,8 +335,8 @@ void Reducer::Impl::end() {
   if (!syncing_) return;
   const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;
   const auto left_out = may_be_unused ? std::vector<std::size_t>{} : missing();
-  if (left_out.empty()) return complete(Outcome::kGood, {});
-  if (!options_.static_graph && outcome_ == Outcome::kGood) {
+  if (left_out.empty()) return complete(Ending::kGood, {});
+  if (!options_.static_graph && outcome_ == Ending::kGood) {
     // Another output of the same forward may still bring them.
     const auto reached = reachable(waiting_sinks(&visited_));
     const bool coming = std::all_of(left_out.begin(), left_out.end(), [&](std::size_t i) {
@@ -344,7 +344,7 @@ void Reducer::Impl::end() {
     });
     if (coming) return;
   }
-  complete(Outcome::kIncomplete, missing_text(left_out));
+  complete(Ending::kIncomplete, missing_text(left_out));
 }
 
 void Reducer::Impl::failed(const std::string& cause) {
@@ -357,7 +357,7 @@ void Reducer::Impl::failed(const std::string& cause) {
                 " (", line, "); telling the others");
     }
     abandon_norms(group_);  // others may wait in one for this rank
-    complete(Outcome::kFailed, line);
+    complete(Ending::kFailed, line);
   } catch (...) {  // the caller of backward gets the cause itself
   }
 }

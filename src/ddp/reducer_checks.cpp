@@ -19,8 +19,8 @@ void Reducer::Impl::check_finite(std::size_t index) {
   for (std::size_t slot = 0; slot < bucket.slots.size(); ++slot) {
     if (is_finite(bucket.slots[slot])) continue;
     const Parameter& parameter = parameters_[bucket.parameters[slot]];
-    return trouble(Outcome::kNotFinite, concat("the gradient of ", parameter.name, ": ",
-                                               describe_nonfinite(bucket.slots[slot])));
+    return trouble(Ending::kNotFinite, concat("the gradient of ", parameter.name, ": ",
+                                              describe_nonfinite(bucket.slots[slot])));
   }
 }
 
@@ -30,7 +30,7 @@ void Reducer::Impl::check_finite_alone() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& gradient = tensors_[i].grad();
     if (!parameters_[i].used || !gradient.defined() || is_finite(gradient)) continue;
-    trouble(Outcome::kNotFinite,
+    trouble(Ending::kNotFinite,
             concat("the gradient of ", parameters_[i].name, ": ", describe_nonfinite(gradient)));
   }
 }
@@ -47,8 +47,8 @@ void Reducer::Impl::check_replicas() {
   });
   const int speaker = join_ && !join_step_.live.empty() ? join_step_.live.front() : 0;
   if (!text.empty() && group_.rank() == speaker) {
-    trouble(Outcome::kDiffers, concat(text, ": ranks have diverged, maybe since the comparison ",
-                                      every, " backwards ago"));
+    trouble(Ending::kDiffers, concat(text, ": ranks have diverged, maybe since the comparison ",
+                                     every, " backwards ago"));
   }
 }
 
@@ -65,15 +65,15 @@ void Reducer::Impl::skip_round(const std::string& reason) {
 
 // --- statistics ---
 
-std::vector<Stamps> Reducer::Impl::stamps_of_all(Outcome outcome) const {
+std::vector<Stamps> Reducer::Impl::stamps_of_all(Ending outcome) const {
   // Clocks of other backends' ranks may be those of other hosts.
-  if (outcome != Outcome::kGood || alone_ || group_.backend_name() != "convoy") return {};
+  if (outcome != Ending::kGood || alone_ || group_.backend_name() != "convoy") return {};
   return verdict_.stamps();
 }
 
-void Reducer::Impl::observe(Outcome outcome, Clock::time_point now) {
+void Reducer::Impl::observe(Ending outcome, Clock::time_point now) {
   const std::uint64_t number = stats_.backwards + 1;
-  if (outcome == Outcome::kGood && !shadowing_) {
+  if (outcome == Ending::kGood && !shadowing_) {
     std::vector<bool> used;
     for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
     can_be_static_ &= last_used_.empty() || used == last_used_;

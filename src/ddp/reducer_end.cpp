@@ -14,13 +14,13 @@
 
 namespace convoy {
 
-void Reducer::Impl::complete(Outcome outcome, std::string text) {
+void Reducer::Impl::complete(Ending outcome, std::string text) {
   RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());
   const at::NoGradGuard no_grad;
   const PurposeScope scope(purpose());
   // A mistake is its own rank's to mend.
-  const auto kind_of = [](Outcome worst, Outcome own) {
-    const bool mends = worst < Outcome::kDisturbed || own == Outcome::kMistaken;
+  const auto kind_of = [](Ending worst, Ending own) {
+    const bool mends = worst < Ending::kDisturbed || own == Ending::kMistaken;
     return mends ? ErrorKind::kInvalidArgument : ErrorKind::kRemote;
   };
   const std::string title = head();
@@ -28,15 +28,15 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
     std::vector<bool> used;
     for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
     verdict_.set_used(std::move(used));
-    if (outcome == Outcome::kGood) {
+    if (outcome == Ending::kGood) {
       check_finite_alone();
       outcome = outcome_;
       text = text_;
     }
     close(outcome);
-    if (outcome == Outcome::kGood) return;
+    if (outcome == Ending::kGood) return;
     error_ = title + text;
-    if (outcome == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+    if (outcome == Ending::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
       return skip_round(error_);
     }
     fail(kind_of(outcome, outcome), error_);
@@ -58,13 +58,13 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
       consume();
       write_back();
       if (changed_) lay_out();
-      close(Outcome::kGood);
+      close(Ending::kGood);
     } else {
       reason = verdict_.explain(group_, text_);
     }
   } catch (...) {
     end_group_unless_agreed();
-    close(Outcome::kFailed);
+    close(Ending::kFailed);
     try {
       rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
     } catch (const Error& e) {
@@ -76,17 +76,17 @@ void Reducer::Impl::complete(Outcome outcome, std::string text) {
     if (join_) join_->finish(join_step_);
     return;
   }
-  const Outcome worst = verdict_.worst();
-  if (worst >= Outcome::kDisturbed) {
+  const Ending worst = verdict_.worst();
+  if (worst >= Ending::kDisturbed) {
     end_hook_group();
     abandon_norms(group_);
     remake_hook_group();
   }
-  const Outcome own = outcome_;
-  close(worst == Outcome::kGood ? Outcome::kFailed : worst);
+  const Ending own = outcome_;
+  close(worst == Ending::kGood ? Ending::kFailed : worst);
   stats_.backwards = verdict_.last_backward();
   error_ = title + reason;
-  if (worst == Outcome::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
+  if (worst == Ending::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
     return skip_round(error_);
   }
   fail(kind_of(worst, own), error_);
@@ -160,26 +160,26 @@ void Reducer::Impl::take_results() {
         if (disagreement) throw coll::Disagreement(text, disagreement->calls());
         throw Error(e.kind(), text);
       }
-      trouble(Outcome::kDisturbed, concat(where(index), ": ", e.what()));
+      trouble(Ending::kDisturbed, concat(where(index), ": ", e.what()));
       continue;
     } catch (const std::exception& e) {
       if (!hook_) throw;
-      trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw: ", e.what()));
+      trouble(Ending::kFailed, concat(where(index), ": the comm hook threw: ", e.what()));
       continue;
     } catch (...) {
-      trouble(Outcome::kFailed, concat(where(index), ": the comm hook threw something"));
+      trouble(Ending::kFailed, concat(where(index), ": the comm hook threw something"));
       continue;
     }
     bucket.result.reset();
     timeline_.done(index);
     if (result.defined() && result.is_same(bucket.buffer)) continue;
     if (!result.defined()) {
-      trouble(Outcome::kMistaken, concat(where(index), ": the comm hook returned no tensor"));
+      trouble(Ending::kMistaken, concat(where(index), ": the comm hook returned no tensor"));
       continue;
     }
     if (result.layout() != c10::kStrided || result.numel() != bucket.buffer.numel() ||
         result.scalar_type() != bucket.buffer.scalar_type()) {
-      trouble(Outcome::kMistaken,
+      trouble(Ending::kMistaken,
               concat(where(index), ": the comm hook returned ", result.numel(), " elements of ",
                      result.scalar_type(), ", not ", bucket.buffer.numel(), " of ",
                      bucket.buffer.scalar_type()));
@@ -233,10 +233,10 @@ void Reducer::Impl::write_back(std::size_t index) {
   }
 }
 
-void Reducer::Impl::close(Outcome outcome) {
+void Reducer::Impl::close(Ending outcome) {
   open_ = false;
   const auto now = Clock::now();
-  const bool good = outcome == Outcome::kGood;
+  const bool good = outcome == Ending::kGood;
   const at::NoGradGuard no_grad;
   skipped_ = false;
   if (good) error_.clear();
@@ -320,7 +320,7 @@ void Reducer::Impl::sync_gradients() {
     try {
       open(nullptr);
     } catch (...) {
-      if (open_) close(Outcome::kFailed);
+      if (open_) close(Ending::kFailed);
       throw;
     }
   }
@@ -331,7 +331,7 @@ void Reducer::Impl::sync_gradients() {
     parameter.used |= parameter.active && gradient.defined() && !as_we_left_it;
   }
   const std::string owed = std::exchange(owed_, {});
-  complete(owed.empty() ? Outcome::kGood : Outcome::kFailed, owed);
+  complete(owed.empty() ? Ending::kGood : Ending::kFailed, owed);
 }
 
 }  // namespace convoy

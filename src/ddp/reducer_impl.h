@@ -88,11 +88,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // Collective.
   void attach(std::shared_ptr<ShardPort> port);
   void detach(const ShardPort& port) noexcept;
-  struct Place {
+  struct BucketPlace {
     const Bucket* bucket = nullptr;  // nullptr: in none
     std::size_t slot = 0;
   };
-  Place place_of(std::size_t index) const;
+  BucketPlace place_of(std::size_t index) const;
   bool is_busy() const { return open_ || in_backward_; }
   bool is_late() const { return launches_late_; }
   const std::string& name_of(std::size_t index) const { return parameters_[index].name; }
@@ -232,14 +232,14 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void meet_before_hooks();
   HookResult start(std::size_t bucket);
   // To the end, whatever it is; throws unless all ranks are fine.
-  void complete(Outcome outcome, std::string text);
+  void complete(Ending outcome, std::string text);
   bool finish_buckets();
   void end_group_unless_agreed() noexcept;
   void take_results();
   void write_back();
   void write_back(std::size_t index);
-  void close(Outcome outcome);
-  void trouble(Outcome outcome, std::string text);
+  void close(Ending outcome);
+  void trouble(Ending outcome, std::string text);
   template <class Function>
   void guarded(std::size_t bucket, Function function);
   void end_hook_group();
@@ -256,7 +256,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // --- ranks that do not do the same: reducer_recover.cpp ---
   void note_unwound();
   void take_part_late(const coll::Disagreement& disagreement);
-  Error late_round(Outcome outcome, const std::string& text);
+  Error late_round(Ending outcome, const std::string& text);
   bool can_go_on(const coll::Disagreement& disagreement) const;
   // An operation of a round on the group. False: it was the round's first one, and ranks called
   // different things; they all go on with the next one.
@@ -271,7 +271,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
       operation();
     } catch (const coll::Disagreement& e) {
       if (!first || !can_go_on(e)) throw;
-      trouble(Outcome::kDisturbed, e.what());
+      trouble(Ending::kDisturbed, e.what());
       return false;
     }
     return true;
@@ -289,8 +289,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void check_finite_alone();
   void check_replicas();
   void skip_round(const std::string& reason);
-  void observe(Outcome outcome, Clock::time_point now);
-  std::vector<Stamps> stamps_of_all(Outcome outcome) const;
+  void observe(Ending outcome, Clock::time_point now);
+  std::vector<Stamps> stamps_of_all(Ending outcome) const;
 
   // --- sparse gradients: reducer_sparse.cpp ---
   void check_sparse();
@@ -375,7 +375,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   bool late_ = false;           // this rank's first one was another: the round's is over
   bool in_late_round_ = false;  // which this rank did not begin
   const bool compares_;         // ranks that call different things are told, and nothing else
-  Outcome outcome_ = Outcome::kGood;
+  Ending outcome_ = Ending::kGood;
   std::string text_;
   ReducerStats stats_;
   Clock::time_point entered_, last_gradient_;

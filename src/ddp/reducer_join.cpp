@@ -28,7 +28,7 @@ void Reducer::Impl::announce() {
   try {
     join_step_ = join_->announce();
   } catch (...) {
-    close(Outcome::kFailed);
+    close(Ending::kFailed);
     --stats_.backwards;  // it was none: ranks that have left the Join do not count it
     throw;
   }
@@ -49,10 +49,10 @@ void Reducer::Impl::shadow_round(const JoinStep& step) {
   try {
     open(nullptr);
   } catch (...) {
-    if (open_) close(Outcome::kFailed);
+    if (open_) close(Ending::kFailed);
     throw;
   }
-  complete(Outcome::kGood, {});
+  complete(Ending::kGood, {});
 }
 
 void Reducer::Impl::add_nothing(std::size_t index) {

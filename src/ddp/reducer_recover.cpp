@@ -125,7 +125,7 @@ void Reducer::Impl::take_part_late(const coll::Disagreement& disagreement) {
     }
   }
   const Error error =
-      reducer->late_round(tells || !in_forward ? Outcome::kFailed : Outcome::kDisturbed, text);
+      reducer->late_round(tells || !in_forward ? Ending::kFailed : Ending::kDisturbed, text);
   forwards_.clear();
   reducer->owed_.clear();
   if (tells) return;  // this rank has thrown
@@ -134,7 +134,7 @@ void Reducer::Impl::take_part_late(const coll::Disagreement& disagreement) {
 }
 
 // The end of a round that others have begun. Gradients are then what they were before.
-Error Reducer::Impl::late_round(Outcome outcome, const std::string& text) {
+Error Reducer::Impl::late_round(Ending outcome, const std::string& text) {
   const at::NoGradGuard no_grad;
   struct Saved {
     at::Tensor gradient, summed;
@@ -162,7 +162,7 @@ Error Reducer::Impl::late_round(Outcome outcome, const std::string& text) {
     open(nullptr);
     complete(outcome, text);
   } catch (const Error& e) {
-    if (open_) close(Outcome::kFailed);
+    if (open_) close(Ending::kFailed);
     error = e;
   }
   late_ = in_late_round_ = false;

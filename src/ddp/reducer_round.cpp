@@ -27,12 +27,12 @@ std::string Reducer::Impl::where(std::size_t bucket) const {
                 list.size() > 1 ? concat(" to ", parameters_[list.back()].name) : "", ")");
 }
 
-void Reducer::Impl::trouble(Outcome outcome, std::string text) {
+void Reducer::Impl::trouble(Ending outcome, std::string text) {
   if (outcome > outcome_) {
     outcome_ = outcome;
     text_ = std::move(text);
   }
-  if (outcome >= Outcome::kDisturbed) end_hook_group();
+  if (outcome >= Ending::kDisturbed) end_hook_group();
 }
 
 // Others may wait inside of a hook for operations that will not come. (Where the hook has no group
@@ -55,7 +55,7 @@ void Reducer::Impl::open(const Sink* sink) {
   announced_ = false;
   next_ = 0;
   arrivals_ = 0;
-  outcome_ = Outcome::kGood;
+  outcome_ = Ending::kGood;
   text_.clear();
   stats_.copy_time = stats_.search_time = {};
   timeline_.open(entered_);
@@ -92,7 +92,7 @@ void Reducer::Impl::open(const Sink* sink) {
     try {
       begin();
     } catch (const coll::Disagreement&) {
-      close(Outcome::kFailed);  // others do something else: there is no round
+      close(Ending::kFailed);  // others do something else: there is no round
       rethrow_with(title);
     } catch (...) {
       rethrow_with(title);
@@ -100,7 +100,7 @@ void Reducer::Impl::open(const Sink* sink) {
   }
   for (Parameter& parameter : parameters_) {
     if (!std::exchange(parameter.mixed, false)) continue;
-    trouble(Outcome::kMistaken,
+    trouble(Ending::kMistaken,
             concat("the gradient of ", parameter.name,
                    " was a sum over ranks already when a backward outside of this reducer, or ",
                    "directly on the parameter, added to it: zero the gradients before"));
@@ -159,7 +159,7 @@ void Reducer::Impl::share_samples() {
   }
   weight_ = total > 0 ? samples / total : 0;
   if (total == 0) {
-    trouble(Outcome::kRefused,
+    trouble(Ending::kRefused,
             "gradients are weighted by samples, and no rank has any: leave this step out, or "
             "set_reduce(GradReduce::weighted(samples)) with what ranks have");
   }
@@ -173,7 +173,7 @@ void Reducer::Impl::check_norms(const std::vector<double>& changes) {
     return std::abs(change - changes.front()) <= 1e-9 * std::abs(change);
   });
   if (same && !norm_weight_->differs) return;
-  trouble(Outcome::kRefused,
+  trouble(Ending::kRefused,
           "backwards that are reduced together went through a SyncBatchNorm with other weights of "
           "the ranks than these: call set_reduce before the first of them, and not again until "
           "they are reduced");
@@ -216,7 +216,7 @@ void Reducer::Impl::make_ready(std::size_t index) {
   }
   const bool fits = gradient.scalar_type() == slot.scalar_type() || options_.reduce_dtype;
   if (gradient.layout() != c10::kStrided || !fits || !gradient.sizes().equals(slot.sizes())) {
-    return trouble(Outcome::kMistaken,
+    return trouble(Ending::kMistaken,
                    concat("the gradient of ", parameter.name, " is ",
                           gradient.layout() != c10::kStrided
                               ? std::string("sparse, which was not announced: list it as sparse")
@@ -317,9 +317,9 @@ void Reducer::Impl::launch(std::size_t index) {
     if (std::exchange(first_, false)) first_in_port_ = true;
     std::vector<bool> used;
     for (const std::size_t i : bucket.parameters) used.push_back(parameters_[i].used);
-    return guarded(index, [&] { port.launched(index, outcome_ == Outcome::kGood, used); });
+    return guarded(index, [&] { port.launched(index, outcome_ == Ending::kGood, used); });
   }
-  if (outcome_ >= Outcome::kDisturbed && hook_) return;  // the hook's group is no more
+  if (outcome_ >= Ending::kDisturbed && hook_) return;  // the hook's group is no more
   if (!hook_ && std::exchange(late_, false)) return;
   if (!hook_) first_ = false;
   guarded(index, [&] { bucket.result = start(index); });
@@ -330,11 +330,11 @@ void Reducer::Impl::guarded(std::size_t bucket, Function function) {
   try {
     function();
   } catch (const Error& e) {
-    trouble(Outcome::kDisturbed, concat(where(bucket), ": ", e.what()));
+    trouble(Ending::kDisturbed, concat(where(bucket), ": ", e.what()));
   } catch (const std::exception& e) {
-    trouble(Outcome::kFailed, concat(where(bucket), ": ", e.what()));
+    trouble(Ending::kFailed, concat(where(bucket), ": ", e.what()));
   } catch (...) {
-    trouble(Outcome::kFailed, concat(where(bucket), ": something was thrown"));
+    trouble(Ending::kFailed, concat(where(bucket), ": something was thrown"));
   }
 }
 

@@ -51,7 +51,7 @@ void Reducer::Impl::detach(const ShardPort& port) noexcept {
   }
 }
 
-Reducer::Impl::Place Reducer::Impl::place_of(std::size_t index) const {
+Reducer::Impl::BucketPlace Reducer::Impl::place_of(std::size_t index) const {
   const Parameter& parameter = parameters_[index];
   if (parameter.bucket == kNone) return {};
   return {&buckets_[parameter.bucket], parameter.slot};
@@ -102,7 +102,7 @@ void Reducer::Impl::prepare_change() {
   if (in_backward_) refuse("a backward");
   if (paused_ > 0) refuse("a no_sync()");
   if (join_) refuse("a Join");
-  if (open_) close(Outcome::kFailed);
+  if (open_) close(Ending::kFailed);
 }
 
 void Reducer::Impl::leave_group() {

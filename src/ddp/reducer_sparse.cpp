@@ -44,7 +44,7 @@ void Reducer::Impl::check_sparse() {
     if (!parameter.sparse || !parameter.active || !gradient.defined()) continue;
     if (shadowing_ && !parameter.used) continue;
     if (options_.nonfinite != NonFinite::kIgnore && !is_finite(gradient)) {
-      trouble(Outcome::kNotFinite,
+      trouble(Ending::kNotFinite,
               concat("the gradient of ", parameter.name, ": ", describe_nonfinite(gradient)));
     }
     if (!parameter.rows.defined()) continue;
@@ -53,8 +53,8 @@ void Reducer::Impl::check_sparse() {
     const at::Tensor known = at::isin(mine, parameter.rows);
     if (known.all().item<bool>()) continue;
     const auto row = at::masked_select(mine, known.logical_not())[0].item<std::int64_t>();
-    trouble(Outcome::kMistaken, concat("the gradient of ", parameter.name, " has row ", row,
-                                       ", which set_sparse_metadata did not name"));
+    trouble(Ending::kMistaken, concat("the gradient of ", parameter.name, " has row ", row,
+                                      ", which set_sparse_metadata did not name"));
   }
 }
 

@@ -90,14 +90,14 @@ std::uint64_t* ShardedOptimizerBase::Impl::word(int rank, std::size_t index) con
 void ShardedOptimizerBase::Impl::move_in() {
   const at::NoGradGuard no_grad;
   std::size_t bytes = 0;
-  for (Member& member : members_) {
+  for (ShardedParameter& member : members_) {
     member.offset = bytes;
     bytes +=
         (static_cast<std::size_t>(member.numbers) * member.number_bytes + kShardAlignment - 1) /
         kShardAlignment * kShardAlignment;
   }
   memory_ = PeerMemory::allocate(group_, std::max(bytes, kShardAlignment), memory_kind());
-  for (Member& member : members_) {
+  for (ShardedParameter& member : members_) {
     member.home = home_of(memory_.mine, member.offset, member.parameter);
     hold(member);
   }
@@ -106,7 +106,7 @@ void ShardedOptimizerBase::Impl::move_in() {
 }
 
 // The parameter's data may have been replaced, as torch::load does.
-void ShardedOptimizerBase::Impl::hold(Member& member) {
+void ShardedOptimizerBase::Impl::hold(ShardedParameter& member) {
   const at::Tensor& parameter = member.parameter;
   if (parameter.scalar_type() != member.type || parameter.numel() == 0) return;  // a copy of it
   if (parameter.const_data_ptr() == member.home.const_data_ptr() &&
@@ -148,7 +148,7 @@ void ShardedOptimizerBase::Impl::make_state(const std::vector<ShardLayout::Item>
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
     const auto& block = layout.blocks()[b];
     if (block.owner != me) continue;
-    const Member& member = members_[block.item];
+    const ShardedParameter& member = members_[block.item];
     const auto numbers = static_cast<std::size_t>(block.end - block.begin);
     const bool known = !layout_.blocks().empty();
     for (std::size_t k = 0; k < kMostStates; ++k) {
@@ -167,7 +167,7 @@ void ShardedOptimizerBase::Impl::make_state(const std::vector<ShardLayout::Item>
   layout_ = layout;
 }
 
-void ShardedOptimizerBase::Impl::fill_initial(const Member& member, std::byte* to,
+void ShardedOptimizerBase::Impl::fill_initial(const ShardedParameter& member, std::byte* to,
                                               std::size_t numbers) const {
   const double value = initial_state(rules_[member.group]);
   if (member.number_bytes == 4) {
@@ -180,7 +180,7 @@ void ShardedOptimizerBase::Impl::fill_initial(const Member& member, std::byte* t
 // This rank's part of it; an undefined one: as in the beginning.
 void ShardedOptimizerBase::Impl::put_state(std::size_t m, std::size_t state,
                                            const at::Tensor& whole) {
-  const Member& member = members_[m];
+  const ShardedParameter& member = members_[m];
   const auto [first, last] = layout_.blocks_of(m);
   for (std::size_t b = first; b < last; ++b) {
     const auto& block = layout_.blocks()[b];
@@ -220,7 +220,7 @@ ShardedOptimizerBase::States ShardedOptimizerBase::Impl::states() const {
   group_.barrier();  // nobody updates any more
   States found;
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const Member& member = members_[m];
+    const ShardedParameter& member = members_[m];
     ParameterState& state = found[member.index];
     state.steps = member.steps;
     if (member.steps == 0) continue;
@@ -240,7 +240,7 @@ void ShardedOptimizerBase::Impl::load_states(const States& states) {
   if (states.size() != members_.size()) {
     refuse("states of ", states.size(), " parameters, not ", members_.size());
   }
-  for (const Member& member : members_) {
+  for (const ShardedParameter& member : members_) {
     const auto found = states.find(member.index);
     if (found == states.end()) refuse("there is no state of parameter ", member.index);
     for (const at::Tensor& state : found->second.states) {
@@ -251,7 +251,7 @@ void ShardedOptimizerBase::Impl::load_states(const States& states) {
   }
   std::int64_t most = 0;
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    Member& member = members_[m];
+    ShardedParameter& member = members_[m];
     const ParameterState& state = states.at(member.index);
     member.steps = state.steps;
     member.begun = state.states[0].defined();
@@ -277,7 +277,7 @@ void ShardedOptimizerBase::Impl::leave_group() {
   std::byte* const mine = memory_.data[static_cast<std::size_t>(group_.rank())];
   for (const auto& block : layout_.blocks()) {
     if (block.owner == group_.rank()) continue;
-    const Member& member = members_[block.item];
+    const ShardedParameter& member = members_[block.item];
     const std::byte* const theirs = memory_.data[static_cast<std::size_t>(block.owner)];
     for_each_chunk(block, [&](std::size_t index, std::int64_t begin, std::int64_t end) {
       if (read(word(block.owner, index)) != CommitWord::kWhole) return;
@@ -286,7 +286,8 @@ void ShardedOptimizerBase::Impl::leave_group() {
                   static_cast<std::size_t>(end - begin) * member.number_bytes);
     });
   }
-  for (const Member& member : members_) member.parameter.unsafeGetTensorImpl()->bump_version();
+  for (const ShardedParameter& member : members_)
+    member.parameter.unsafeGetTensorImpl()->bump_version();
 }
 
 // If it fails, the shards of the group before are still there, for the next one.
@@ -334,7 +335,7 @@ void ShardedOptimizerBase::Impl::move_shards(const std::shared_ptr<Reducer::Impl
   numbers[1] = static_cast<std::int64_t>(stats_.steps);
   numbers[2] = static_cast<std::int64_t>(stats_.skipped);
   for (std::int64_t m = 0; m < n; ++m) {
-    const Member& member = members_[static_cast<std::size_t>(m)];
+    const ShardedParameter& member = members_[static_cast<std::size_t>(m)];
     numbers[3 + 3 * m] = member.steps;
     numbers[4 + 3 * m] = member.begun ? 1 : 0;
     numbers[5 + 3 * m] = old_layout.items()[static_cast<std::size_t>(m)].states;
@@ -358,7 +359,7 @@ void ShardedOptimizerBase::Impl::move_shards(const std::shared_ptr<Reducer::Impl
   move_in();
   std::vector<ShardLayout::Item> wanted = items(rules_);
   for (std::int64_t m = 0; m < n; ++m) {
-    Member& member = members_[static_cast<std::size_t>(m)];
+    ShardedParameter& member = members_[static_cast<std::size_t>(m)];
     member.steps = numbers[3 + 3 * m];
     member.begun = numbers[4 + 3 * m] != 0;
     wanted[static_cast<std::size_t>(m)].states = static_cast<unsigned>(numbers[5 + 3 * m]);

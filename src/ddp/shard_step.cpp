@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/wire.h"
 #include "coll/group.h"
 #include "coll/mesh.h"
 #include "coll/shared_memory.h"
 #include "convoy/backend.h"
+#include "ddp/agreement.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/sharded_optimizer_impl.h"
 #include "tensor/memory.h"
@@ -61,44 +62,36 @@ std::optional<std::vector<ShardedOptimizerBase::Impl::Places>> ShardedOptimizerB
   const std::vector<bool>& has = own.has;
   try {
     take_rules();
-    for (Member& member : members_) hold(member);
+    for (ShardedParameter& member : members_) hold(member);
   } catch (const std::exception& e) {  // others wait for this rank below
     if (own.error.empty()) own.error = e.what();
   }
-  constexpr std::size_t kHead = 9, kWord = sizeof(std::uint64_t), kPlace = 2 * kWord;
-  const std::size_t length = kHead + has.size() * (1 + kPlace);
+  const std::size_t length = 1 + sizeof(std::uint64_t) + has.size() * (1 + sizeof(shm::Location));
   const at::Tensor mine = at::zeros({static_cast<std::int64_t>(length)}, at::kByte);
-  auto* const bytes = mine.mutable_data_ptr<std::uint8_t>();
-  bytes[0] = !own.error.empty() ? 2 : own.unreduced ? 3 : 1;
   const std::uint64_t hash = options_hash();
-  std::memcpy(bytes + 1, &hash, sizeof(hash));
-  for (std::size_t m = 0; m < has.size(); ++m) {
-    bytes[kHead + m] = has[m];
-    auto* const entry = bytes + kHead + has.size() + m * kPlace;
-    if (own.places.empty()) continue;
-    std::memcpy(entry, &own.places[m].segment, kWord);
-    std::memcpy(entry + kWord, &own.places[m].offset, kWord);
-  }
+  WireWriter out(wire_bytes(mine));
+  out.put(static_cast<std::uint8_t>(!own.error.empty() ? 2 : own.unreduced ? 3 : 1));
+  out.put(hash);
+  for (const bool one : has) out.put(std::uint8_t{one});
+  for (const shm::Location& place : own.places) out.put(place);
   std::vector<Places> all_places;
   bool unreduced = false;
   const at::Tensor all = at::empty({group_.size(), mine.numel()}, at::kByte);
   group_.all_gather_single(all.view({-1}), mine);
   if (!own.error.empty()) throw AgreedError(ErrorKind::kInvalidArgument, own.error);
   for (int r = 0; r < group_.size(); ++r) {
-    const auto* const theirs = all[r].const_data_ptr<std::uint8_t>();
-    auto& found = all_places.emplace_back(has.size());
-    for (std::size_t m = 0; m < has.size(); ++m) {
-      const auto* const entry = theirs + kHead + has.size() + m * kPlace;
-      std::memcpy(&found[m].segment, entry, kWord);
-      std::memcpy(&found[m].offset, entry + kWord, kWord);
-    }
-    unreduced |= theirs[0] == 3;
-    if (theirs[0] == 2) refuse_all("rank ", r, " has refused the step: see its own error");
-    if (std::memcmp(theirs + 1, bytes + 1, sizeof(hash)) != 0) {
+    WireReader in(wire_bytes(all[r]), "step");
+    const auto state = in.take<std::uint8_t>();
+    const auto their_hash = in.take<std::uint64_t>();
+    const auto theirs = in.take(has.size());
+    for (auto& place : all_places.emplace_back(has.size())) place = in.take<shm::Location>();
+    unreduced |= state == 3;
+    if (state == 2) refuse_all("rank ", r, " has refused the step: see its own error");
+    if (their_hash != hash) {
       refuse_all("rank ", r, " has other options in its groups than rank ", group_.rank());
     }
     for (std::size_t m = 0; m < has.size(); ++m) {
-      if ((theirs[kHead + m] != 0) == has[m]) continue;
+      if ((theirs[m] != 0) == has[m]) continue;
       refuse_all("rank ", has[m] ? r : group_.rank(), " has no gradient for ", name_of(members_[m]),
                  ", but rank ", has[m] ? group_.rank() : r, " has");
     }
@@ -114,7 +107,7 @@ ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
   try {
     if (stuck_) fail(ErrorKind::kTimeout, "its thread has not come back from a step before");
     for (std::size_t m = 0; m < members_.size(); ++m) {
-      const Member& member = members_[m];
+      const ShardedParameter& member = members_[m];
       const at::Tensor& gradient = member.parameter.grad();
       own.has[m] = gradient.defined() && member.parameter.requires_grad();
       if (!own.has[m]) continue;
@@ -226,7 +219,7 @@ void ShardedOptimizerBase::Impl::run(const std::vector<bool>& has,
       scale = clip_scale(stats_.norm, options_.max_norm);
     }
     for (const Gradient& gradient : all) {
-      Member& member = members_[gradient.member];
+      ShardedParameter& member = members_[gradient.member];
       if (!skips) member.parameter.unsafeGetTensorImpl()->bump_version();
     }
     if (skips) {

@@ -12,8 +12,10 @@
 
 #include "base/error.h"
 #include "base/loop.h"
+#include "base/wire.h"
 #include "coll/control.h"
 #include "coll/kernels.h"
+#include "ddp/agreement.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/sharded_optimizer_impl.h"
 
@@ -148,7 +150,7 @@ void ShardedOptimizerBase::Impl::update(const std::vector<Gradient>& gradients, 
     });
   }
   for (const Gradient& gradient : gradients) {
-    Member& member = members_[gradient.member];
+    ShardedParameter& member = members_[gradient.member];
     member.begun |= (states_of(rules_[member.group]) & 1) != 0;
   }
 }
@@ -169,7 +171,7 @@ template <class T>
 void ShardedOptimizerBase::Impl::update_chunk(const Task& task, std::int64_t begin, double scale,
                                               std::size_t journal) {
   const auto& block = layout_.blocks()[task.block];
-  const Member& member = members_[block.item];
+  const ShardedParameter& member = members_[block.item];
   const OptimizerRule& rule = rules_[member.group];
   const int me = group_.rank();
   const std::int64_t end = std::min(begin + kChunk, block.end);
@@ -224,7 +226,7 @@ void ShardedOptimizerBase::Impl::gather_results(const std::vector<bool>& has) {
     std::fill(bytes.begin(), bytes.end(), 0);
     for (const auto& block : layout_.blocks()) {
       if (!has[block.item]) continue;
-      const Member& member = members_[block.item];
+      const ShardedParameter& member = members_[block.item];
       const auto length =
           static_cast<std::int64_t>(member.number_bytes) * (block.end - block.begin);
       auto& place = bytes[static_cast<std::size_t>(block.owner)];
@@ -275,13 +277,10 @@ void ShardedOptimizerBase::Impl::launched(std::size_t index, bool good,
       good = false;
     }
   }
-  auto* const bytes = item.mine.mutable_data_ptr<std::uint8_t>();
-  bytes[0] = !good ? 2 : must_grow() ? 3 : 1;
-  const std::uint64_t hash = options_hash();
-  std::memcpy(bytes + 1, &hash, sizeof(hash));
-  for (std::size_t k = 0; k < used.size(); ++k) {
-    bytes[kHead + static_cast<std::int64_t>(k)] = used[k];
-  }
+  WireWriter out(wire_bytes(item.mine));
+  out.put(static_cast<std::uint8_t>(!good ? 2 : must_grow() ? 3 : 1));
+  out.put(options_hash());
+  for (const bool one : used) out.put(std::uint8_t{one});
   item.work = group_.all_gather_single_async(item.all, item.mine);
   {
     const std::lock_guard lock(mutex_);

@@ -92,7 +92,7 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
   std::map<const void*, std::size_t> known;
   const auto& all = reducer.parameters();
   for (std::size_t i = 0; i < all.size(); ++i) known[all[i].unsafeGetTensorImpl()] = i;
-  std::map<std::size_t, Member> found;
+  std::map<std::size_t, ShardedParameter> found;
   const auto& groups = owner_->param_groups();
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const OptimizerRule rule = rule_of(groups[g].options());
@@ -108,12 +108,12 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
              parameter.scalar_type(), ", which is too coarse to add small steps to; keep it in ",
              "f32 and let DdpOptions::mixed_precision compute with less");
       }
-      const Member member{.index = index,
-                          .group = g,
-                          .parameter = parameter,
-                          .type = parameter.scalar_type(),
-                          .numbers = parameter.numel() * (parameter.is_complex() ? 2 : 1),
-                          .number_bytes = c10::elementSize(type)};
+      const ShardedParameter member{.index = index,
+                                    .group = g,
+                                    .parameter = parameter,
+                                    .type = parameter.scalar_type(),
+                                    .numbers = parameter.numel() * (parameter.is_complex() ? 2 : 1),
+                                    .number_bytes = c10::elementSize(type)};
       if (!found.try_emplace(index, member).second) {
         refuse_sharded("parameter ", index, " is in two groups, or twice in one");
       }
@@ -136,7 +136,7 @@ std::vector<std::string> ShardedOptimizerBase::Impl::describe_with(
   for (std::size_t g = 0; g < rules.size(); ++g) {
     lines.push_back(concat("group ", g, ": ", describe(rules[g]), " (", hash_of(rules[g], 0), ")"));
   }
-  for (const Member& member : members_) {
+  for (const ShardedParameter& member : members_) {
     lines.push_back(concat("parameter ", member.index, " is in group ", member.group));
   }
   lines.push_back(concat("norm ", options_.max_norm, " of type ", options_.norm_type,
@@ -156,8 +156,8 @@ std::vector<std::string> ShardedOptimizerBase::Impl::description() const {
 
 // Each gets memory of its own: those that share some would part.
 void ShardedOptimizerBase::Impl::check_apart(const Reducer::Impl& reducer) const {
-  std::multimap<const void*, const Member*> by_storage;
-  for (const Member& member : members_) {
+  std::multimap<const void*, const ShardedParameter*> by_storage;
+  for (const ShardedParameter& member : members_) {
     const void* const storage = member.parameter.storage().unsafeGetStorageImpl();
     const auto [begin, end] = by_storage.equal_range(storage);
     for (auto other = begin; other != end; ++other) {
@@ -194,7 +194,7 @@ void ShardedOptimizerBase::Impl::detach() noexcept {
   if (const auto reducer = reducer_.lock()) reducer->detach(*this);
 }
 
-std::string ShardedOptimizerBase::Impl::name_of(const Member& member) const {
+std::string ShardedOptimizerBase::Impl::name_of(const ShardedParameter& member) const {
   const auto reducer = reducer_.lock();
   return reducer ? reducer->name_of(member.index) : concat("#", member.index);
 }

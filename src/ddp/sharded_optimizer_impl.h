@@ -67,7 +67,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   void enter_group(const std::shared_ptr<Reducer::Impl>& reducer, int root) override;
 
  private:
-  struct Member {
+  struct ShardedParameter {
     std::size_t index;  // in the reducer
     std::size_t group;
     at::Tensor parameter;
@@ -100,7 +100,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   std::vector<OptimizerRule> rules() const;
   std::uint64_t options_hash() const;
   std::vector<ShardLayout::Item> items(const std::vector<OptimizerRule>& rules) const;
-  std::string name_of(const Member& member) const;
+  std::string name_of(const ShardedParameter& member) const;
 
   // --- shard_step.cpp ---
   using Places = std::vector<shm::Location>;  // by member; none: in its bucket
@@ -145,13 +145,13 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
     return shares_ ? PeerMemory::Kind::kShared : PeerMemory::Kind::kOwn;
   }
   void move_in();
-  void hold(Member& member);
+  void hold(ShardedParameter& member);
   void move_shards(const std::shared_ptr<Reducer::Impl>& reducer, int root);
   bool must_grow() const;
   void make_state(const std::vector<ShardLayout::Item>& items);
   void put_state(std::size_t member, std::size_t state, const at::Tensor& whole);
   at::Tensor whole_state(std::size_t member, std::size_t state) const;
-  void fill_initial(const Member& member, std::byte* to, std::size_t numbers) const;
+  void fill_initial(const ShardedParameter& member, std::byte* to, std::size_t numbers) const;
   bool is_kept(std::size_t member, std::size_t state) const;
   std::uint64_t* word(int rank, std::size_t index) const;  // a CommitWord
 
@@ -162,7 +162,7 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
   ProcessGroup group_;
   bool shares_ = false;
   bool overlaps_ = false;
-  std::vector<Member> members_;  // in the reducer's order
+  std::vector<ShardedParameter> members_;  // in the reducer's order
   std::vector<bool> takes_;
   PeerMemory memory_;  // of parameters
   ShardLayout layout_;

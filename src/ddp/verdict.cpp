@@ -3,9 +3,9 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
+#include "base/wire.h"
 #include "ddp/agreement.h"
 #include "ddp/bucket.h"
 
@@ -13,7 +13,6 @@ namespace convoy {
 namespace {
 
 constexpr std::size_t kHead = 1 + 3 * 8 + sizeof(Stamps);
-constexpr std::size_t kTextBytes = 2048;
 
 }  // namespace
 
@@ -27,30 +26,29 @@ Verdict::Verdict(const ProcessGroup& group, std::size_t parameters)
       used_(parameters) {}
 
 bool Verdict::reach(const ProcessGroup& group, const Ballot& mine) {
-  auto* const bytes = bytes_.mutable_data_ptr<std::uint8_t>();
-  std::memset(bytes, 0, static_cast<std::size_t>(bytes_.numel()));
-  auto* const head = bytes + kHead * static_cast<std::size_t>(group.rank());
-  head[0] = static_cast<std::uint8_t>(mine.outcome);
-  std::memcpy(head + 1, &mine.backward, 8);
-  std::memcpy(head + 9, &mine.forwards, 8);
-  std::memcpy(head + 17, &mine.layout, 8);
-  std::memcpy(head + 25, &mine.stamps, sizeof(Stamps));
-  auto* const map = bytes + kHead * seen_.size();
-  for (std::size_t i = 0; i < used_.size(); ++i) map[i] = mine.used[i] ? 1 : 0;
+  const auto bytes = wire_bytes(bytes_);
+  const auto rank = static_cast<std::size_t>(group.rank());
+  WireWriter out(bytes);
+  out.put_zeros(kHead * rank);
+  out.put(mine.outcome);
+  out.put(mine.backward);
+  out.put(mine.forwards);
+  out.put(mine.layout);
+  out.put(mine.stamps);
+  out.put_zeros(kHead * (seen_.size() - rank - 1));
+  for (std::size_t i = 0; i < used_.size(); ++i) out.put(std::uint8_t{mine.used[i]});
 
   group.all_reduce(bytes_, {.op = ReduceOp::kMax});
 
+  WireReader in(bytes, "verdict");
   for (std::size_t r = 0; r < seen_.size(); ++r) {
-    const auto* const other = bytes + kHead * r;
-    seen_[r].outcome = static_cast<Outcome>(other[0]);
-    std::memcpy(&seen_[r].backward, other + 1, 8);
-    std::memcpy(&seen_[r].forwards, other + 9, 8);
-    std::memcpy(&seen_[r].layout, other + 17, 8);
-    std::memcpy(&stamps_[r], other + 25, sizeof(Stamps));
+    seen_[r] = {in.take<Ending>(), in.take<std::uint64_t>(), in.take<std::uint64_t>(),
+                in.take<std::uint64_t>()};
+    stamps_[r] = in.take<Stamps>();
   }
-  for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = map[i] != 0;
+  for (auto used : used_) used = in.take<std::uint8_t>() != 0;
   return std::all_of(seen_.begin(), seen_.end(), [&](const Seen& other) {
-    return other.outcome == Outcome::kGood && other.backward == mine.backward &&
+    return other.outcome == Ending::kGood && other.backward == mine.backward &&
            (other.forwards == kAnyForwards || other.forwards == forwards()) &&
            other.layout == mine.layout;
   });
@@ -63,8 +61,8 @@ std::uint64_t Verdict::forwards() const {
   return kAnyForwards;
 }
 
-Outcome Verdict::worst() const {
-  Outcome worst = Outcome::kGood;
+Ending Verdict::worst() const {
+  Ending worst = Ending::kGood;
   for (const Seen& seen : seen_) worst = std::max(worst, seen.outcome);
   return worst;
 }
@@ -76,23 +74,15 @@ std::uint64_t Verdict::last_backward() const {
 }
 
 std::string Verdict::explain(const ProcessGroup& group, const std::string& text) const {
-  const at::Tensor mine = at::zeros({static_cast<std::int64_t>(kTextBytes)}, at::kByte);
-  std::memcpy(mine.mutable_data_ptr(), text.data(), std::min(text.size(), kTextBytes));
-  const at::Tensor all =
-      at::zeros({static_cast<std::int64_t>(kTextBytes * seen_.size())}, at::kByte);
-  group.all_gather_single(all, mine);
-
-  const auto* const texts = reinterpret_cast<const char*>(all.const_data_ptr());
-  const Outcome worst_seen = worst();
-  const auto is_cause = [&](Outcome outcome) {
-    if (worst_seen >= Outcome::kFailed) return outcome >= Outcome::kFailed;
-    return outcome == worst_seen && outcome != Outcome::kGood;
+  const auto texts = gather_texts(group, text);
+  const Ending worst_seen = worst();
+  const auto is_cause = [&](Ending outcome) {
+    if (worst_seen >= Ending::kFailed) return outcome >= Ending::kFailed;
+    return outcome == worst_seen && outcome != Ending::kGood;
   };
   std::vector<std::string> causes(seen_.size());
   for (std::size_t r = 0; r < seen_.size(); ++r) {
-    if (!is_cause(seen_[r].outcome)) continue;
-    const char* const from = texts + r * kTextBytes;
-    causes[r] = std::string(from, strnlen(from, kTextBytes));
+    if (is_cause(seen_[r].outcome)) causes[r] = texts[r];
   }
   std::string result = by_cause(causes);
   const auto counting = std::find_if(

@@ -12,7 +12,7 @@
 namespace convoy {
 
 // How a backward ended on one rank. The worse, the greater.
-enum class Outcome : std::uint8_t {
+enum class Ending : std::uint8_t {
   kGood = 1,
   kIncomplete,  // parameters without gradients
   kNotFinite,   // gradients that are no numbers
@@ -40,7 +40,7 @@ class Verdict {
   static constexpr std::uint64_t kAnyForwards = ~std::uint64_t{0};
 
   struct Ballot {
-    Outcome outcome = Outcome::kGood;
+    Ending outcome = Ending::kGood;
     std::uint64_t backward = 0;
     // A rank whose backward fails before it comes by a sink is not heard of. If it goes on, it has
     // one forward more than the others in the backward that it pairs with theirs.
@@ -54,7 +54,7 @@ class Verdict {
   // After false, collective: what was wrong, with the texts of the ranks that have one.
   std::string explain(const ProcessGroup& group, const std::string& text) const;
 
-  Outcome worst() const;
+  Ending worst() const;
   // The greatest number of a backward that a rank was in.
   std::uint64_t last_backward() const;
   // By rank.
@@ -67,7 +67,7 @@ class Verdict {
  private:
   at::Tensor bytes_;  // in group memory, reused
   struct Seen {
-    Outcome outcome;
+    Ending outcome;
     std::uint64_t backward, forwards, layout;
   };
   // Of the first rank that counts forwards.

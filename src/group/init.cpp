@@ -38,7 +38,7 @@ ProcessGroup& scoped_group() {
   return group;
 }
 
-struct Place {
+struct Meeting {
   std::shared_ptr<Store> store;
   int rank;
   int size;
@@ -46,7 +46,7 @@ struct Place {
 
 // How often a group of this name was made among these ranks. Without a store by every process for
 // itself: such groups have all ranks, so that all count alike.
-std::int64_t next_number(const Place& place, const std::string& name) {
+std::int64_t next_number(const Meeting& place, const std::string& name) {
   if (place.store) return place.store->add(concat("convoy/groups/", place.rank, "/", name), 1);
   static auto* const counts = new Guarded<std::map<std::string, std::int64_t>>;
   return ++(*counts->lock())[name];
@@ -54,7 +54,8 @@ std::int64_t next_number(const Place& place, const std::string& name) {
 
 // Groups are numbered in the store, by rank and name: every rank counts alike, and a name can be
 // used again.
-ProcessGroup make_group(const std::string& backend, const GroupConfig& config, const Place& place) {
+ProcessGroup make_group(const std::string& backend, const GroupConfig& config,
+                        const Meeting& place) {
   const auto factory = find_backend(backend, config.device, config.options);
   if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
     fail(ErrorKind::kInvalidArgument, "new_group: rank ", place.rank, " of ", place.size,
@@ -78,7 +79,7 @@ ProcessGroup make_group(const std::string& backend, const GroupConfig& config, c
 }
 
 // MPI brings its ranks together itself, on any number of hosts, and knows who they are.
-Place meet_in_mpi(std::optional<int> rank, std::optional<int> size) {
+Meeting meet_in_mpi(std::optional<int> rank, std::optional<int> size) {
   const auto world = mpi::module().world();
   const auto said = read_launch_environment(current_variables(), {.rank = rank, .size = size},
                                             launcher_store() != nullptr);
@@ -90,8 +91,8 @@ Place meet_in_mpi(std::optional<int> rank, std::optional<int> size) {
   return {nullptr, world.rank, world.size};
 }
 
-Place meet(const std::string& backend, const std::string& method, std::optional<int> rank,
-           std::optional<int> size, std::chrono::milliseconds timeout) {
+Meeting meet(const std::string& backend, const std::string& method, std::optional<int> rank,
+             std::optional<int> size, std::chrono::milliseconds timeout) {
   if (backend == "mpi" && method == "env://") return meet_in_mpi(rank, size);
   auto meeting = rendezvous({.method = method, .rank = rank, .size = size, .timeout = timeout});
   return {std::move(meeting.store), meeting.rank, meeting.size};

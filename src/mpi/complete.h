@@ -9,7 +9,7 @@ namespace convoy::mpi {
 template <class Start>
 void MpiMedium::complete(const Running& running, const Start& start) {
   MPI_Request request = MPI_REQUEST_NULL;
-  Outcome outcome = Outcome::kDone;
+  Finish outcome = Finish::kDone;
   try {
     {
       const Library::Turn turn;
@@ -20,7 +20,7 @@ void MpiMedium::complete(const Running& running, const Start& start) {
     leave_to_mpi(request);  // parts of it may be under way
     fail_run(running, error.kind(), error.what());
   }
-  if (outcome == Outcome::kDone) [[likely]]
+  if (outcome == Finish::kDone) [[likely]]
     return;
   leave_to_mpi(request);
   fail_unfinished(running, outcome);

@@ -185,8 +185,8 @@ void check_all(int code, std::span<const MPI_Status> statuses) {
 
 }  // namespace
 
-Outcome finish(std::span<MPI_Request> requests, const Deadline& deadline,
-               const std::atomic<bool>& stop, std::span<MPI_Status> statuses) {
+Finish finish(std::span<MPI_Request> requests, const Deadline& deadline,
+              const std::atomic<bool>& stop, std::span<MPI_Status> statuses) {
   static const bool crowded = is_crowded();
   Patience patience(crowded);
   for (int i = 1;; ++i) {
@@ -201,9 +201,9 @@ Outcome finish(std::span<MPI_Request> requests, const Deadline& deadline,
                   statuses);
       }
     }
-    if (done) return Outcome::kDone;
-    if (stop.load(std::memory_order_acquire)) return Outcome::kStopped;
-    if (i % 16 == 0 && deadline.expired()) return Outcome::kLate;
+    if (done) return Finish::kDone;
+    if (stop.load(std::memory_order_acquire)) return Finish::kStopped;
+    if (i % 16 == 0 && deadline.expired()) return Finish::kLate;
     patience.pause();
   }
 }
@@ -230,7 +230,7 @@ Communicator Communicator::copy_of(MPI_Comm other, const Deadline& deadline) {
     const Library::Turn turn;
     check(MPI_Comm_idup(other, copy.get(), &request), "MPI_Comm_idup");
   }
-  if (finish({&request, 1}, deadline, never) != Outcome::kDone) {
+  if (finish({&request, 1}, deadline, never) != Finish::kDone) {
     Library::instance().abandon(request, copy);
     fail(ErrorKind::kTimeout,
          "Timed out waiting for the other ranks of the communicator; every one of them must make "

@@ -120,11 +120,11 @@ class Patience {
 // More ranks here than cores, as far as the launcher tells.
 bool is_crowded();
 
-enum class Outcome { kDone, kLate, kStopped };
+enum class Finish { kDone, kLate, kStopped };
 // Tests the requests until all are done, the deadline passes or `stop` is set. Throws Error of the
 // first that fails. Null requests are done. `statuses`, unless empty, has one for each of them.
-Outcome finish(std::span<MPI_Request> requests, const Deadline& deadline,
-               const std::atomic<bool>& stop, std::span<MPI_Status> statuses = {});
+Finish finish(std::span<MPI_Request> requests, const Deadline& deadline,
+              const std::atomic<bool>& stop, std::span<MPI_Status> statuses = {});
 
 // A communicator of our own.
 class Communicator {

@@ -37,7 +37,7 @@ bool all_may_wait(MPI_Comm communicator, const Deadline& deadline) {
           "MPI");
   }
   const std::atomic<bool> never{false};
-  if (finish({&request, 1}, deadline, never) != Outcome::kDone) {
+  if (finish({&request, 1}, deadline, never) != Finish::kDone) {
     Library::instance().abandon(request, answers);
     fail(ErrorKind::kTimeout, "making a group over MPI: timed out waiting for other ranks");
   }
@@ -154,7 +154,7 @@ void MpiMedium::swap_blocks(const Running& running, std::byte* blocks, std::size
     work_ = nullptr;
   };
   const auto block = [&](int rank) { return blocks + static_cast<std::size_t>(rank) * bytes; };
-  Outcome outcome = Outcome::kDone;
+  Finish outcome = Finish::kDone;
   try {
     {
       const Library::Turn turn;
@@ -182,7 +182,7 @@ void MpiMedium::swap_blocks(const Running& running, std::byte* blocks, std::size
     leave();
     fail_run(running, error.kind(), error.what());
   }
-  if (outcome != Outcome::kDone) [[unlikely]] {
+  if (outcome != Finish::kDone) [[unlikely]] {
     leave();
     fail_unfinished(running, outcome);
   }
@@ -235,8 +235,8 @@ void MpiMedium::fail_run(const Running& running, ErrorKind kind, const std::stri
   throw Error(first_kind, operation_prefix(speaker(running)) + first);
 }
 
-void MpiMedium::fail_unfinished(const Running& running, Outcome outcome) {
-  if (outcome == Outcome::kStopped) check_failed(running);
+void MpiMedium::fail_unfinished(const Running& running, Finish outcome) {
+  if (outcome == Finish::kStopped) check_failed(running);
   fail_run(running, ErrorKind::kTimeout,
            concat("Timed out waiting for other ranks, of which MPI does not tell who is missing "
                   "(monitored_barrier does); last completed #",
@@ -309,7 +309,7 @@ struct Words {
 };
 
 // Each by itself, so that it is known which are done.
-Outcome finish_each(Words& words, const Deadline& deadline, const std::atomic<bool>& stop) {
+Finish finish_each(Words& words, const Deadline& deadline, const std::atomic<bool>& stop) {
   static const bool crowded = is_crowded();
   Patience patience(crowded);
   for (int i = 1;; ++i) {
@@ -321,9 +321,9 @@ Outcome finish_each(Words& words, const Deadline& deadline, const std::atomic<bo
       check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
       all &= done != 0;
     }
-    if (all) return Outcome::kDone;
-    if (stop.load(std::memory_order_acquire)) return Outcome::kStopped;
-    if (i % 16 == 0 && deadline.expired()) return Outcome::kLate;
+    if (all) return Finish::kDone;
+    if (stop.load(std::memory_order_acquire)) return Finish::kStopped;
+    if (i % 16 == 0 && deadline.expired()) return Finish::kLate;
     patience.pause();
   }
 }
@@ -352,15 +352,15 @@ std::optional<std::vector<int>> meet(const Meeting& meeting, const Deadline& dea
     begin(sent, first, come);
     begin(received, first, answer);
     const auto outcome = finish_each(received, deadline, stop);
-    if (outcome == Outcome::kStopped) return std::nullopt;
-    return outcome == Outcome::kDone ? std::vector<int>() : std::vector<int>{first};
+    if (outcome == Finish::kStopped) return std::nullopt;
+    return outcome == Finish::kDone ? std::vector<int>() : std::vector<int>{first};
   }
   std::vector<int> others, late;
   for (const int rank : meeting.ranks) {
     if (rank != me) others.push_back(rank);
   }
   for (const int rank : others) begin(received, rank, come);
-  if (finish_each(received, deadline, stop) == Outcome::kStopped) return std::nullopt;
+  if (finish_each(received, deadline, stop) == Finish::kStopped) return std::nullopt;
   for (std::size_t i = 0; i < others.size(); ++i) {
     if (received.requests[i] != MPI_REQUEST_NULL) late.push_back(others[i]);
   }

@@ -103,7 +103,7 @@ class MpiMedium final : public coll::Medium,
   [[noreturn]] void fail_run(const Running& running, ErrorKind kind, const std::string& cause);
 
   // `outcome` is not kDone.
-  [[noreturn]] void fail_unfinished(const Running& running, Outcome outcome);
+  [[noreturn]] void fail_unfinished(const Running& running, Finish outcome);
 
   // Begins an operation by start(request) and brings it to its end.
   template <class Start>

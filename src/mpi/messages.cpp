@@ -104,7 +104,7 @@ void MpiMessages::give_up(Posted& posted, const std::exception_ptr& why) {
       MPI_Cancel(&posted.request);
     }
     try {
-      if (mpi::finish({&posted.request, 1}, Deadline::after(kCancel), never) == Outcome::kDone) {
+      if (mpi::finish({&posted.request, 1}, Deadline::after(kCancel), never) == Finish::kDone) {
         return;
       }
     } catch (const Error&) {  // it has ended, too

@@ -49,9 +49,9 @@ class MpiModule final : public Module {
  public:
   const char* version() const override { return CONVOY_VERSION_TEXT; }
 
-  Place world() override {
+  WorldRank world() override {
     Library::instance();
-    Place place;
+    WorldRank place;
     const Library::Turn turn;
     check(MPI_Comm_rank(MPI_COMM_WORLD, &place.rank), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &place.size), "MPI_Comm_size");
@@ -62,7 +62,7 @@ class MpiModule final : public Module {
     return copy(Library::instance(), MPI_COMM_WORLD, options);
   }
 
-  std::shared_ptr<coll::Medium> of_store(Store& store, const Place& place,
+  std::shared_ptr<coll::Medium> of_store(Store& store, const WorldRank& place,
                                          const MediumOptions& options) override {
     const int me = world().rank;
     const auto deadline = deadline_of(options);

@@ -19,7 +19,7 @@ struct MediumOptions {
   bool check = false;
 };
 
-struct Place {
+struct WorldRank {
   int rank = 0;
   int size = 1;
 };
@@ -34,13 +34,13 @@ class Module {
 
   // Our place in MPI_COMM_WORLD. This and all below initialise MPI unless the program has, and end
   // it at exit() if they did. kUnsupported if threads cannot call it.
-  virtual Place world() = 0;
+  virtual WorldRank world() = 0;
 
   // Collective among the ranks of the new medium:
   // - all of MPI_COMM_WORLD;
   virtual std::shared_ptr<coll::Medium> of_world(const MediumOptions& options) = 0;
   // - those that meet in a store, whose keys must be fresh; all are of one MPI_COMM_WORLD;
-  virtual std::shared_ptr<coll::Medium> of_store(Store& store, const Place& place,
+  virtual std::shared_ptr<coll::Medium> of_store(Store& store, const WorldRank& place,
                                                  const MediumOptions& options) = 0;
   // - those of an MPI_Comm, which is copied; the caller keeps it. MPI must have been initialised;
   virtual std::shared_ptr<coll::Medium> of_communicator(const void* communicator, std::size_t bytes,

@@ -132,7 +132,7 @@ c10::Storage SharedCache::allocate(std::size_t bytes, Strategy strategy) {
   return storage;
 }
 
-Place SharedCache::place_of(const Parcel& parcel) {
+StoragePlace SharedCache::place_of(const Parcel& parcel) {
   if (parcel.lease) return {&parcel.lease.ref(), 0};
   const auto* const context = context_of(parcel.storage);
   return {&context->lease.ref(), context->offset};

@@ -23,7 +23,7 @@ struct Parcel {
 };
 
 // Where a storage's memory lies.
-struct Place {
+struct StoragePlace {
   const BlockRef* block = nullptr;  // valid as long as the parcel is
   std::uint64_t offset = 0;         // in the block
 };
@@ -41,7 +41,7 @@ class SharedCache {
   // Throws kResource, kUnsupported for memory that is not the CPU's, or that others share and that
   // cannot be passed on.
   Parcel share(const c10::Storage& storage, Strategy strategy);
-  static Place place_of(const Parcel& parcel);
+  static StoragePlace place_of(const Parcel& parcel);
   // One lease more of its block.
   static Lease lease_of(const Parcel& parcel);
   // The same for many small ones, which then lie side by side in few blocks: their memory is free

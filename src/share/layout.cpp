@@ -2,8 +2,8 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "base/byte_reader.h"
 #include "base/error.h"
+#include "base/wire.h"
 #include "convoy/share.h"
 
 namespace convoy::share {
@@ -40,28 +40,22 @@ TensorLayout::TensorLayout(std::vector<TensorSpec> tensors) : tensors_(std::move
 }
 
 std::string TensorLayout::encode() const {
-  std::string out;
-  put_bytes(out, std::uint64_t{tensors_.size()});
+  std::string bytes;
+  WireWriter out(bytes);
+  out.put(std::uint64_t{tensors_.size()});
   for (const TensorSpec& spec : tensors_) {
-    put_bytes(out, static_cast<std::int64_t>(spec.type));
-    put_bytes(out, std::uint64_t{spec.name.size()});
-    out += spec.name;
-    put_bytes(out, std::uint64_t{spec.sizes.size()});
-    for (const std::int64_t size : spec.sizes) put_bytes(out, size);
+    out.put(static_cast<std::int64_t>(spec.type));
+    out.put_sized<std::uint64_t>(spec.name);
+    out.put(std::uint64_t{spec.sizes.size()});
+    for (const std::int64_t size : spec.sizes) out.put(size);
   }
-  return out;
+  return bytes;
 }
 
 TensorLayout TensorLayout::parse(std::string_view bytes) {
-  ByteReader in(bytes, kLayoutName);
-  // Counts are checked against what is there before memory is taken.
-  const auto count = [&] {
-    const auto n = in.take<std::uint64_t>();
-    if (n > in.left()) in.bad("it is cut off");
-    return static_cast<std::size_t>(n);
-  };
+  WireReader in(bytes, kLayoutName);
   std::vector<TensorSpec> tensors;
-  for (std::size_t n = count(); n > 0; --n) {
+  for (std::size_t n = in.take_count<std::uint64_t>(); n > 0; --n) {
     TensorSpec spec;
     const auto type = in.take<std::int64_t>();
     if (type < 0 || type >= static_cast<std::int64_t>(at::ScalarType::NumOptions) ||
@@ -69,8 +63,8 @@ TensorLayout TensorLayout::parse(std::string_view bytes) {
       in.bad("a type is unknown");
     }
     spec.type = static_cast<at::ScalarType>(type);
-    spec.name = in.take(count());
-    for (std::size_t sizes = count(); sizes > 0; --sizes) {
+    spec.name = in.take_sized<std::uint64_t>();
+    for (std::size_t sizes = in.take_count<std::uint64_t>(8); sizes > 0; --sizes) {
       spec.sizes.push_back(in.take<std::int64_t>());
     }
     tensors.push_back(std::move(spec));

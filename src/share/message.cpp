@@ -9,16 +9,11 @@
 #include "share/message.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cstring>
 
-#include "base/byte_reader.h"
+#include "base/wire.h"
 
 namespace convoy::share {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "the wire order is the native one");
 
 constexpr std::string_view kMessageMagic = "CVM1";
 constexpr std::string_view kEnvelopeMagic = "CVE1";
@@ -29,54 +24,24 @@ constexpr std::size_t kMostPath = 4096;
 
 constexpr const char* kMessageName = "message of a channel";
 
-[[noreturn]] void bad(const char* why) { ByteReader({}, kMessageName).bad(why); }
+[[noreturn]] void bad(const char* why) { WireReader(std::string_view(), kMessageName).bad(why); }
 
-void put_padded(std::string& out, std::string_view bytes) {
-  out += bytes;
-  out.append((8 - bytes.size() % 8) % 8, '\0');
+void put_block(WireWriter& out, const WireBlock& block) {
+  out.put(block.book);
+  out.put(block.memory);
+  out.put(block.generation);
+  out.put_zeros(4);
+  out.put(block.entry);
+  out.put(block.offset);
+  out.put(block.bytes);
 }
 
-class Reader : public ByteReader {
- public:
-  explicit Reader(std::string_view bytes) : ByteReader(bytes, kMessageName) {}
-
-  std::string_view take_padded(std::uint64_t length) {
-    if (length > left()) bad("it is cut off");
-    const auto front = take(static_cast<std::size_t>(length));
-    for (const char c : take((8 - front.size() % 8) % 8)) {
-      if (c != 0) bad("bytes that must be zero are not");
-    }
-    return front;
-  }
-  // So many things of so many bytes at least are still to come: checked before memory is taken.
-  std::size_t count(std::uint32_t things, std::size_t bytes_each) const {
-    if (things > left() / bytes_each) bad("it is cut off");
-    return things;
-  }
-  void zero() {
-    if (take<std::uint32_t>() != 0) bad("bytes that must be zero are not");
-  }
-  void end() const {
-    if (left() != 0) bad("there is more behind it");
-  }
-};
-
-void put_block(std::string& out, const WireBlock& block) {
-  put_bytes(out, block.book);
-  put_bytes(out, block.memory);
-  put_bytes(out, block.generation);
-  put_bytes(out, std::uint32_t{0});
-  put_bytes(out, block.entry);
-  put_bytes(out, block.offset);
-  put_bytes(out, block.bytes);
-}
-
-WireBlock take_block(Reader& in) {
+WireBlock take_block(WireReader& in) {
   WireBlock block;
   block.book = in.take<std::uint32_t>();
   block.memory = in.take<std::uint32_t>();
   block.generation = in.take<std::uint32_t>();
-  in.zero();
+  in.take_zeros(4);
   block.entry = in.take<std::uint64_t>();
   block.offset = in.take<std::uint64_t>();
   block.bytes = in.take<std::uint64_t>();
@@ -134,47 +99,50 @@ bool is_descriptor_path(std::string_view path) {
 std::string encode(const WireMessage& message) {
   std::size_t size = 16 + message.blocks.size() * kBlockBytes;
   for (const auto& value : message.values) size += kValueBytes + value.bytes.size() + 8;
-  std::string out;
-  out.reserve(size);
-  out += kMessageMagic;
-  put_bytes(out, static_cast<std::uint32_t>(message.regions.size()));
-  put_bytes(out, static_cast<std::uint32_t>(message.blocks.size()));
-  put_bytes(out, static_cast<std::uint32_t>(message.values.size()));
+  std::string bytes;
+  bytes.reserve(size);
+  WireWriter out(bytes);
+  out.put(kMessageMagic);
+  out.put(static_cast<std::uint32_t>(message.regions.size()));
+  out.put(static_cast<std::uint32_t>(message.blocks.size()));
+  out.put(static_cast<std::uint32_t>(message.values.size()));
   for (const auto& region : message.regions) {
-    put_bytes(out, region.kind);
-    put_bytes(out, static_cast<std::uint32_t>(region.path.size()));
-    put_bytes(out, region.bytes);
-    put_bytes(out, region.device);
-    put_bytes(out, region.inode);
-    put_padded(out, region.path);
+    out.put(region.kind);
+    out.put(static_cast<std::uint32_t>(region.path.size()));
+    out.put(region.bytes);
+    out.put(region.device);
+    out.put(region.inode);
+    out.put_padded(region.path);
   }
   for (const auto& block : message.blocks) put_block(out, block);
   for (const auto& value : message.values) {
-    put_bytes(out, static_cast<std::uint32_t>(value.kind));
-    put_bytes(out, std::uint32_t{0});
-    put_bytes(out, std::uint64_t{value.bytes.size()});
-    put_padded(out, value.bytes);
+    out.put(static_cast<std::uint32_t>(value.kind));
+    out.put_zeros(4);
+    out.put(std::uint64_t{value.bytes.size()});
+    out.put_padded(value.bytes);
   }
-  return out;
+  return bytes;
 }
 
 std::string encode(const WireEnvelope& envelope) {
-  std::string out(kEnvelopeMagic);
-  put_bytes(out, std::uint32_t{0});
+  std::string bytes;
+  WireWriter out(bytes);
+  out.put(kEnvelopeMagic);
+  out.put_zeros(4);
   put_block(out, envelope.block);
-  return out;
+  return bytes;
 }
 
 bool is_envelope(std::string_view bytes) { return bytes.starts_with(kEnvelopeMagic); }
 
 WireMessage parse_message(std::string_view bytes) {
-  Reader in(bytes);
-  if (in.take(4) != kMessageMagic) bad("it begins with other bytes, or is of another version");
+  WireReader in(bytes, kMessageName);
+  in.take_magic(kMessageMagic);
   const auto regions = in.take<std::uint32_t>();
   const auto blocks = in.take<std::uint32_t>();
   const auto values = in.take<std::uint32_t>();
   WireMessage message;
-  message.regions.reserve(in.count(regions, kRegionBytes));
+  message.regions.reserve(in.checked_count(regions, kRegionBytes));
   for (std::uint32_t i = 0; i < regions; ++i) {
     WireRegion& region = message.regions.emplace_back();
     region.kind = in.take<std::uint32_t>();
@@ -186,17 +154,17 @@ WireMessage parse_message(std::string_view bytes) {
     region.path = in.take_padded(length);
     if (region.path.find('\0') != std::string::npos) bad("a path has a zero in it");
   }
-  message.blocks.reserve(in.count(blocks, kBlockBytes));
+  message.blocks.reserve(in.checked_count(blocks, kBlockBytes));
   for (std::uint32_t i = 0; i < blocks; ++i) {
     message.blocks.push_back(take_block(in));
     check_region(message.blocks.back().book, regions);
     check_region(message.blocks.back().memory, regions);
   }
-  message.values.reserve(in.count(values, kValueBytes));
+  message.values.reserve(in.checked_count(values, kValueBytes));
   for (std::uint32_t i = 0; i < values; ++i) {
     WireValue& value = message.values.emplace_back();
     value.kind = static_cast<WireValue::Kind>(in.take<std::uint32_t>());
-    in.zero();
+    in.take_zeros(4);
     value.bytes = in.take_padded(in.take<std::uint64_t>());
     check(value);
   }
@@ -205,9 +173,9 @@ WireMessage parse_message(std::string_view bytes) {
 }
 
 WireEnvelope parse_envelope(std::string_view bytes) {
-  Reader in(bytes);
-  if (in.take(4) != kEnvelopeMagic) bad("it begins with other bytes, or is of another version");
-  in.zero();
+  WireReader in(bytes, kMessageName);
+  in.take_magic(kEnvelopeMagic);
+  in.take_zeros(4);
   WireEnvelope envelope{take_block(in)};
   check_region(envelope.block.book, 0);
   check_region(envelope.block.memory, 0);

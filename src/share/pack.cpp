@@ -7,8 +7,8 @@
 #include <cstring>
 #include <optional>
 
-#include "base/byte_reader.h"
 #include "base/error.h"
+#include "base/wire.h"
 #include "share/device.h"
 
 namespace convoy::share {
@@ -36,7 +36,8 @@ class Packer {
   // without them, bytes that are turned twice would take the hold of other bytes.
   std::string enter_transit() const {
     std::string tickets;
-    for (const BlockRef& ref : blocks) put_bytes(tickets, ref.book->book().issue_ticket());
+    WireWriter out(tickets);
+    for (const BlockRef& ref : blocks) out.put(ref.book->book().issue_ticket());
     for (const BlockRef& ref : blocks) ref.book->book().enter_transit(ref.entry);
     return tickets;
   }
@@ -54,7 +55,7 @@ class Packer {
         parcels.back().storage.unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) {
       parcels.push_back(SharedCache::instance().share(storage, strategy_));
     }
-    const Place place = SharedCache::place_of(parcels.back());
+    const StoragePlace place = SharedCache::place_of(parcels.back());
     const BlockRef& ref = *place.block;
     const void* const key = &ref.book->book().entry(ref.entry);
     // Neighbours are often in one block.
@@ -109,9 +110,7 @@ Overloaded(Functions...) -> Overloaded<Functions...>;
 
 template <class T>
 T number_of(std::string_view bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
+  return WireReader(bytes, "value of a message").take<T>();
 }
 
 // A tensor of another device: what only that device understands, then the device.
@@ -179,7 +178,7 @@ class Unpacker {
 
   // Of bytes that can be read more than once: whoever is the first has the blocks.
   void redeem(std::string_view tickets) const {
-    ByteReader in(tickets, "tensor as bytes");
+    WireReader in(tickets, "tensor as bytes");
     for (const Lease& lease : leases_) {
       if (lease.ref().book->book().redeem_ticket(in.take<std::uint64_t>())) continue;
       fail(ErrorKind::kPeerLost,

@@ -1,34 +1,18 @@
 #include "store/protocol.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/wire.h"
 
 namespace convoy {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the wire order is the native one");
-
-constexpr std::array<char, 4> kMagic = {'C', 'V', 'S', '1'};
+constexpr std::string_view kMagic = "CVS1";
 
 // What a decoder keeps allocated while it holds little.
 constexpr std::size_t kIdleBytes = std::size_t{128} << 10;
-
-template <class T>
-void put(std::string& out, T value) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-template <class T>
-T take(const char* in) {
-  T value;
-  std::memcpy(&value, in, sizeof value);
-  return value;
-}
 
 [[noreturn]] void bad_frame(const char* why) {
   fail(ErrorKind::kInvalidArgument, "store: the peer does not speak the store's protocol: ", why);
@@ -37,14 +21,13 @@ T take(const char* in) {
 // nullopt: more than `limit` parts.
 std::optional<std::vector<std::string>> parse_parts(std::string_view body, std::size_t limit) {
   std::vector<std::string> parts;
-  while (!body.empty()) {
-    if (body.size() < sizeof(std::uint32_t)) bad_frame("a part's length is cut off");
-    const auto length = take<std::uint32_t>(body.data());
-    body.remove_prefix(sizeof length);
-    if (length > body.size()) bad_frame("a part is longer than its message");
+  WireReader in(body, "body of the store's");
+  while (in.left() > 0) {
+    if (in.left() < sizeof(std::uint32_t)) bad_frame("a part's length is cut off");
+    const auto length = in.take<std::uint32_t>();
+    if (length > in.left()) bad_frame("a part is longer than its message");
     if (parts.size() == limit) return std::nullopt;
-    parts.emplace_back(body.substr(0, length));
-    body.remove_prefix(length);
+    parts.emplace_back(in.take(length));
   }
   return parts;
 }
@@ -56,20 +39,18 @@ std::string encode_body(const StoreMessage& message, std::optional<std::size_t> 
     fail(ErrorKind::kResource, "store: a message of ", body, " bytes; the format holds at most ",
          UINT32_MAX);
   }
-  std::string out;
-  out.reserve(kStoreHeaderBytes + body - tail.value_or(0));
-  out.append(kMagic.data(), kMagic.size());
-  put(out, static_cast<std::uint32_t>(body));
-  put(out, message.id);
-  put(out, static_cast<std::uint32_t>(message.code));
-  put(out, message.number);
-  put(out, message.timeout_us);
-  for (const auto& part : message.parts) {
-    put(out, static_cast<std::uint32_t>(part.size()));
-    out += part;
-  }
-  if (tail) put(out, static_cast<std::uint32_t>(*tail));
-  return out;
+  std::string bytes;
+  bytes.reserve(kStoreHeaderBytes + body - tail.value_or(0));
+  WireWriter out(bytes);
+  out.put(kMagic);
+  out.put(static_cast<std::uint32_t>(body));
+  out.put(message.id);
+  out.put(static_cast<std::uint32_t>(message.code));
+  out.put(message.number);
+  out.put(message.timeout_us);
+  for (const auto& part : message.parts) out.put_sized<std::uint32_t>(part);
+  if (tail) out.put(static_cast<std::uint32_t>(*tail));
+  return bytes;
 }
 
 }  // namespace
@@ -91,24 +72,7 @@ std::string to_string(StoreOp op) {
   return concat("operation ", static_cast<int>(op));
 }
 
-std::string printable(std::string_view bytes) {
-  constexpr std::size_t kShown = 120;
-  constexpr const char* kDigits = "0123456789abcdef";
-  std::string text = "'";
-  for (const char c : bytes.substr(0, kShown)) {
-    const auto code = static_cast<unsigned char>(c);
-    if (code >= 0x20 && code < 0x7f) {
-      text += c;
-    } else {
-      text += "\\x";
-      text += kDigits[code >> 4];
-      text += kDigits[code & 15];
-    }
-  }
-  text += "'";
-  if (bytes.size() > kShown) text += concat("... (", bytes.size(), " bytes)");
-  return text;
-}
+std::string printable(std::string_view bytes) { return in_quotes(bytes, 120); }
 
 std::string encode(const StoreMessage& message) { return encode_body(message, std::nullopt); }
 
@@ -149,15 +113,17 @@ std::optional<StoreDecoder::Header> StoreDecoder::header() const {
   const std::string_view bytes = unread();
   // A stranger is recognised by its first bytes, before it has sent a whole header.
   const auto magic = bytes.substr(0, kMagic.size());
-  if (magic != std::string_view(kMagic.data(), magic.size())) bad_frame("bad magic");
+  if (magic != kMagic.substr(0, magic.size())) bad_frame("bad magic");
   if (bytes.size() < kStoreHeaderBytes) return std::nullopt;
-  const auto code = take<std::uint32_t>(bytes.data() + 12);
+  WireReader in(bytes.substr(kMagic.size()), "header of the store's");
+  Header header{.message = {}, .body_bytes = in.take<std::uint32_t>()};
+  header.message.id = in.take<std::uint32_t>();
+  const auto code = in.take<std::uint32_t>();
   if (code > 0xff) bad_frame("reserved bytes are not zero");
-  return Header{.message = {.code = static_cast<std::uint8_t>(code),
-                            .id = take<std::uint32_t>(bytes.data() + 8),
-                            .number = take<std::int64_t>(bytes.data() + 16),
-                            .timeout_us = take<std::uint64_t>(bytes.data() + 24)},
-                .body_bytes = take<std::uint32_t>(bytes.data() + 4)};
+  header.message.code = static_cast<std::uint8_t>(code);
+  header.message.number = in.take<std::int64_t>();
+  header.message.timeout_us = in.take<std::uint64_t>();
+  return header;
 }
 
 void StoreDecoder::skip(const Header& header) {

@@ -11,14 +11,11 @@
 //  40  8  storage bytes   48  8d sizes          then 8d strides if strided or meta,
 //  then p parts, each a handle of its own with its length (8) in front
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 
-#include "base/byte_reader.h"
+#include "base/wire.h"
 
 namespace convoy {
 
@@ -39,10 +36,10 @@ class HandleCodec {
                        kSparseBsc = 6;
 
   static std::string encode(const Handle& handle) {
-    std::string out;
-    out.reserve(kHeaderBytes + 16 * handle.sizes.size());
-    append(out, handle);
-    return out;
+    std::string bytes;
+    bytes.reserve(kHeaderBytes + 16 * handle.sizes.size());
+    append(WireWriter(bytes), handle);
+    return bytes;
   }
 
   // kInvalidArgument for bytes that are no valid handle.
@@ -63,11 +60,10 @@ class HandleCodec {
     }
   }
 
-  [[noreturn]] static void bad(const char* why) { ByteReader({}, kWhat).bad(why); }
+  [[noreturn]] static void bad(const char* why) { WireReader(std::string_view(), kWhat).bad(why); }
 
  private:
-  static_assert(std::endian::native == std::endian::little, "the wire order is the native one");
-  static constexpr std::array<char, 4> kMagic = {'C', 'V', 'T', '1'};
+  static constexpr std::string_view kMagic = "CVT1";
   static constexpr std::size_t kMaxDimensions = 64;
   static constexpr const char* kWhat = "handle of a tensor";
   enum Flag : std::uint8_t { kRequiresGrad = 1, kConjugate = 2, kNegative = 4, kCoalesced = 8 };
@@ -163,39 +159,34 @@ class HandleCodec {
     }
   }
 
-  static void append(std::string& out, const Handle& handle) {
-    out.append(kMagic.data(), kMagic.size());
-    put_bytes(out, static_cast<std::uint8_t>(handle.kind));
-    put_bytes(out, static_cast<std::uint8_t>(handle.type));
-    put_bytes(out, static_cast<std::uint8_t>(handle.layout));
-    put_bytes(out, static_cast<std::uint8_t>((handle.requires_grad ? kRequiresGrad : 0) |
-                                             (handle.conjugate ? kConjugate : 0) |
-                                             (handle.negative ? kNegative : 0) |
-                                             (handle.coalesced ? kCoalesced : 0)));
-    put_bytes(out, static_cast<std::uint8_t>(handle.sizes.size()));
-    put_bytes(out, static_cast<std::uint8_t>(handle.parts.size()));
-    out.append(6, '\0');
-    put_bytes(out, handle.offset);
-    put_bytes(out, std::uint64_t{handle.storage.segment});
-    put_bytes(out, handle.storage.offset);
-    put_bytes(out, handle.storage_bytes);
-    for (const std::int64_t size : handle.sizes) put_bytes(out, size);
+  static void append(WireWriter out, const Handle& handle) {
+    out.put(kMagic);
+    out.put(static_cast<std::uint8_t>(handle.kind));
+    out.put(static_cast<std::uint8_t>(handle.type));
+    out.put(static_cast<std::uint8_t>(handle.layout));
+    out.put(static_cast<std::uint8_t>(
+        (handle.requires_grad ? kRequiresGrad : 0) | (handle.conjugate ? kConjugate : 0) |
+        (handle.negative ? kNegative : 0) | (handle.coalesced ? kCoalesced : 0)));
+    out.put(static_cast<std::uint8_t>(handle.sizes.size()));
+    out.put(static_cast<std::uint8_t>(handle.parts.size()));
+    out.put_zeros(6);
+    out.put(handle.offset);
+    out.put(std::uint64_t{handle.storage.segment});
+    out.put(handle.storage.offset);
+    out.put(handle.storage_bytes);
+    for (const std::int64_t size : handle.sizes) out.put(size);
     if (has_strides(handle.kind)) {
-      for (const std::int64_t stride : handle.strides) put_bytes(out, stride);
+      for (const std::int64_t stride : handle.strides) out.put(stride);
     }
     for (const auto& part : handle.parts) {
-      const std::string bytes = encode(part);
-      put_bytes(out, std::uint64_t{bytes.size()});
-      out += bytes;
+      out.put_sized<std::uint64_t>(encode(part));
     }
   }
 
   static Handle parse(std::string_view bytes, int depth) {
     if (depth > 1) bad("a part has parts");
-    ByteReader in(bytes, kWhat);
-    if (std::memcmp(in.take(kMagic.size()).data(), kMagic.data(), kMagic.size()) != 0) {
-      bad("it begins with other bytes, or is of another version");
-    }
+    WireReader in(bytes, kWhat);
+    in.take_magic(kMagic);
     Handle handle;
     handle.kind = static_cast<HandleKind>(in.take<std::uint8_t>());
     handle.type = static_cast<decltype(handle.type)>(in.take<std::int8_t>());
@@ -209,9 +200,7 @@ class HandleCodec {
     const std::size_t dimensions = in.take<std::uint8_t>();
     const std::size_t parts = in.take<std::uint8_t>();
     if (dimensions > kMaxDimensions) bad("it has too many dimensions");
-    if (in.take(6) != std::string_view("\0\0\0\0\0\0", 6)) {
-      bad("bytes that must be zero are not");
-    }
+    in.take_zeros(6);
     handle.offset = in.take<std::int64_t>();
     handle.storage.segment =
         static_cast<decltype(handle.storage.segment)>(in.take<std::uint64_t>());
@@ -224,10 +213,9 @@ class HandleCodec {
       }
     }
     for (std::size_t i = 0; i < parts; ++i) {
-      const auto length = in.take<std::uint64_t>();
-      handle.parts.push_back(parse(in.take(length), depth + 1));
+      handle.parts.push_back(parse(in.take_sized<std::uint64_t>(), depth + 1));
     }
-    if (in.left() != 0) bad("there is more behind it");
+    in.end();
     check(handle);
     return handle;
   }

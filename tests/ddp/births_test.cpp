@@ -68,9 +68,10 @@ TEST(BirthsTest, GradientsAreReducedWhereTheyAre) {
         expect_equal_on_all(world, gradients_of(*net));
         for (const auto& parameter : net->parameters()) {
           // Only at its end, nobody else needs the memory.
-          const bool stays = parameter.nbytes() >= 64 << 10 && mode.options.launch == Launch::kLate;
+          const bool stays =
+              parameter.nbytes() >= 64 << 10 && mode.options.launch == BucketLaunch::kLate;
           // A small bucket may be just as large as a gradient; and kAuto depends on the machine.
-          if (mode.options.bucket_cap_mb || mode.options.launch == Launch::kAuto) continue;
+          if (mode.options.bucket_cap_mb || mode.options.launch == BucketLaunch::kAuto) continue;
           EXPECT_EQ(is_born_shared(parameter.grad()), stays) << parameter.sizes();
         }
       }
@@ -96,7 +97,7 @@ TEST(BirthsTest, BucketsThatAreNotUsedTakeNoMemory) {
     run_processes(2, [shards](Rank& r, const ProcessGroup& world) {
       install_allocator();
       auto net = make_net();
-      DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+      DistributedDataParallel model(net, world, {.launch = BucketLaunch::kLate});
       std::unique_ptr<torch::optim::Optimizer> optimizer;
       if (shards) {
         optimizer = std::make_unique<ShardedOptimizer<torch::optim::SGD>>(model.reducer(), 0.0);
@@ -142,7 +143,7 @@ TEST(BirthsTest, OnlySomeRanksHaveTheAllocator) {
   run_processes(3, [](Rank& r, const ProcessGroup& world) {
     r.id() == 1 ? install_allocator() : uninstall_allocator();
     auto net = make_net();
-    DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+    DistributedDataParallel model(net, world, {.launch = BucketLaunch::kLate});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       loss_of(model, r.id(), step).backward();
@@ -157,7 +158,7 @@ TEST(BirthsTest, AccumulatedAndReplaced) {
   run_processes(2, [](Rank& r, const ProcessGroup& world) {
     install_allocator();
     auto net = make_net();
-    DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+    DistributedDataParallel model(net, world, {.launch = BucketLaunch::kLate});
     const auto loss = [&](int step) { return loss_of(model, r.id(), step); };
     {
       const auto scope = model.no_sync();
@@ -202,7 +203,7 @@ TEST(BirthsTest, GradientsThatAutogradStillNeeds) {
   run_processes(2, [](Rank& r, const ProcessGroup& world) {
     install_allocator();
     const auto make = [] { return seeded(3, [] { return std::make_shared<PositionsImpl>(); }); };
-    for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+    for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
       auto net = make();
       DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.01, .launch = launch});
       for (int step = 0; step < 6; ++step) {
@@ -240,7 +241,7 @@ TEST(BirthsTest, GradientsThatAreOne) {
       auto net = std::make_shared<TwinsImpl>();
       DistributedDataParallel model(
           net, world,
-          {.reduce = sums ? GradReduce::kSum : GradReduce::kMean, .launch = Launch::kLate});
+          {.reduce = sums ? GradReduce::kSum : GradReduce::kMean, .launch = BucketLaunch::kLate});
       for (int step = 0; step < 4; ++step) {
         net->zero_grad();
         model(input(r.id(), step)).pow(2).sum().backward();
@@ -252,7 +253,7 @@ TEST(BirthsTest, GradientsThatAreOne) {
     }
     // Neither by a sharded optimizer, for the norm of them.
     auto net = std::make_shared<TwinsImpl>();
-    DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+    DistributedDataParallel model(net, world, {.launch = BucketLaunch::kLate});
     ShardedOptimizer<torch::optim::SGD> optimizer(model.reducer(), 1e-3, {.max_norm = 1e6});
     for (int step = 0; step < 3; ++step) {
       const auto before = net->a.detach().clone();
@@ -274,7 +275,7 @@ TEST(BirthsTest, WithAHook) {
   run_processes(2, [](Rank& r, const ProcessGroup& world) {
     install_allocator();
     auto net = make_net();
-    DistributedDataParallel model(net, world, {.launch = Launch::kLate});
+    DistributedDataParallel model(net, world, {.launch = BucketLaunch::kLate});
     model.register_comm_hook(hooks::all_reduce);
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();

@@ -215,7 +215,7 @@ struct ExpertsImpl : torch::nn::Module {
 
 // Ranks 0 and 1 have one expert, ranks 2 and 3 another: theirs are reduced by twos.
 TEST(ParameterGroupTest, Experts) {
-  for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+  for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
     run_ranks(4, [launch](Rank& r, const ProcessGroup& world) {
       const int pair = r.id() / 2;
       const auto own = world.split_by(pair);
@@ -293,7 +293,7 @@ TEST(OptionsTextTest, ThereAndBack) {
                            .find_unused_parameters = true,
                            .gradient_as_bucket_view = false,
                            .reduce = GradReduce::weighted(3),
-                           .launch = Launch::kLate,
+                           .launch = BucketLaunch::kLate,
                            .nonfinite = NonFinite::kSkip,
                            .check_replicas_every = 7,
                            .forward_sync_buffers = false,

@@ -438,7 +438,8 @@ TEST(PowerSgdTest, BadOptionsAndForeignState) {
 TEST(PowerSgdTest, InStepAfterAFailure) {
   run_ranks(3, [](Rank& r, const ProcessGroup& world) {
     auto net = make_net();
-    DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.001, .launch = Launch::kEarly});
+    DistributedDataParallel model(net, world,
+                                  {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kEarly});
     const hooks::PowerSgd power(
         {.start_power_sgd_iter = 3, .min_compression_rate = 1.2, .warm_start = false});
     bool fails = false;

@@ -170,8 +170,8 @@ struct FailingNetImpl : torch::nn::Module {
 TEST(FailureTest, BackwardThrowsOnOneRank) {
   std::vector<DdpOptions> options = {
       {},
-      {.bucket_cap_mb = 1e-6, .launch = Launch::kEarly},
-      {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = Launch::kEarly},
+      {.bucket_cap_mb = 1e-6, .launch = BucketLaunch::kEarly},
+      {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = BucketLaunch::kEarly},
       {.static_graph = true, .gradient_as_bucket_view = false}};
   for (const DdpOptions& one : options) {
     run_ranks(3, [&](Rank& r, const ProcessGroup& world) {
@@ -251,7 +251,8 @@ void train_until_death(Rank& r, Phase phase) {
   auto net = seeded(1, [] {
     return torch::nn::Sequential(Linear(2, 40), torch::nn::BatchNorm1d(40), Linear(40, 2));
   });
-  DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.0001, .launch = Launch::kEarly});
+  DistributedDataParallel model(net, world,
+                                {.bucket_cap_mb = 0.0001, .launch = BucketLaunch::kEarly});
   int step = 0;
   if (phase == Phase::kHook) {
     model.register_comm_hook([&](const GradBucket& bucket) {

@@ -105,7 +105,7 @@ TEST(HookTest, BucketsAreNumbered) {
       torch::nn::Sequential net(Linear(2, 40), Linear(40, 40), Linear(40, 2));
       DistributedDataParallel model(
           net, world,
-          {.bucket_cap_mb = 0.001, .static_graph = is_static, .launch = Launch::kEarly});
+          {.bucket_cap_mb = 0.001, .static_graph = is_static, .launch = BucketLaunch::kEarly});
       std::vector<std::size_t> indices;
       std::vector<bool> last;
       std::size_t count = 0;
@@ -217,7 +217,8 @@ TEST(HookTest, AHookThrowsOnOneRank) {
   for (const auto when : {When::kBefore, When::kAfter, When::kAtTheEnd}) {
     run_ranks(3, [&](Rank& r, const ProcessGroup& world) {
       torch::nn::Sequential net(Linear(2, 40), Linear(40, 40), Linear(40, 2));
-      DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.001, .launch = Launch::kEarly});
+      DistributedDataParallel model(net, world,
+                                    {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kEarly});
       int calls = 0;
       bool throws = false;
       model.register_comm_hook([&](const GradBucket& bucket) -> HookResult {

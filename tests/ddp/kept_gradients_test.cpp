@@ -22,7 +22,7 @@ struct TwoImpl : torch::nn::Module {
 
 std::vector<DdpOptions> kept_modes(GradReduce reduce) {
   std::vector<DdpOptions> all;
-  for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+  for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
     for (const bool views : {true, false}) {
       for (const bool skips : {true, false}) {
         all.push_back({.bucket_cap_mb = 1e-5,
@@ -109,7 +109,7 @@ TEST(KeptGradientsTest, GradientsOfTheUserAreSummed) {
 // A loss that uses a parameter directly, and before it comes to the outputs: what is added to a sum
 // cannot be told apart from it any more.
 TEST(KeptGradientsTest, DirectUseOfASum) {
-  for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+  for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
     run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
       auto net = std::make_shared<TwoImpl>();
       DistributedDataParallel model(net, world, {.reduce = GradReduce::kSum, .launch = launch});
@@ -222,7 +222,7 @@ TEST(KeptGradientsTest, WeightOfWhatIsLeftInAJoin) {
 // no_sync() or from the user, are reduced also where that did not use their parameter.
 TEST(KeptGradientsTest, StaticGraphs) {
   for (const bool skips : {true, false}) {
-    for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+    for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
         auto net = std::make_shared<TwoImpl>();
         DistributedDataParallel model(net, world,

@@ -17,7 +17,8 @@ using Time = std::chrono::steady_clock::time_point;
 TEST(StatsTest, LoggingData) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     Net net;
-    DistributedDataParallel model(net, world, {.bucket_cap_mb = 25, .launch = Launch::kEarly});
+    DistributedDataParallel model(net, world,
+                                  {.bucket_cap_mb = 25, .launch = BucketLaunch::kEarly});
     model.set_runtime_logging_sample_rate(2);
     EXPECT_FALSE(model.stats().has_rebuilt_buckets);
     EXPECT_EQ(model.stats().iteration, -1);
@@ -91,7 +92,7 @@ TEST(StatsTest, IsStatic) {
 
 // Who was waited for: rank 1 computes when rank 0 has come to the end.
 TEST(TimelineTest, WaitedFor) {
-  for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+  for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
     run_ranks(2, [launch](Rank& r, const ProcessGroup& world) {
       auto net = seeded(1, [] { return Net(); });
       DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.0005, .launch = launch});

@@ -367,7 +367,8 @@ TEST(OptimizerInBackwardTest, SaveAndLoad) {
 TEST(OptimizerInBackwardTest, AllRanksOrNone) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = make_net();
-    DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.001, .launch = Launch::kEarly});
+    DistributedDataParallel model(net, world,
+                                  {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kEarly});
     const OptimizerInBackward optimizer(model.reducer(), Sgd{.lr = 0.1});
     model(input_of(r.id(), 0, {4, 6})).sum().backward();
     std::vector<at::Tensor> before;

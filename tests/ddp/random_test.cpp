@@ -181,7 +181,7 @@ Program random_program(std::uint64_t seed) {
   if (dice.chance(0.7)) options.bucket_cap_mb = 1e-5;
   options.gradient_as_bucket_view = dice.chance(0.7);
   options.skip_all_reduce_unused_params = dice.chance(0.3);
-  options.launch = dice.chance(0.5) ? Launch::kEarly : Launch::kLate;
+  options.launch = dice.chance(0.5) ? BucketLaunch::kEarly : BucketLaunch::kLate;
   std::vector<int> always;
   for (int r = 0; r < program.size; ++r) always.push_back(static_cast<int>(dice.below(8)));
   const auto random_kind = [&] { return static_cast<GradReduce::Kind>(dice.below(3)); };

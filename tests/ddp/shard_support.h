@@ -42,10 +42,11 @@ struct How {
   bool in_backward = false;
 };
 inline std::vector<How> hows() {
-  return {{"at step", {}},
-          {"at step, copies", {.gradient_as_bucket_view = false}},
-          {"in backward, late", {.launch = Launch::kLate}, true},
-          {"in backward, overlapped", {.bucket_cap_mb = 0.05, .launch = Launch::kEarly}, true}};
+  return {
+      {"at step", {}},
+      {"at step, copies", {.gradient_as_bucket_view = false}},
+      {"in backward, late", {.launch = BucketLaunch::kLate}, true},
+      {"in backward, overlapped", {.bucket_cap_mb = 0.05, .launch = BucketLaunch::kEarly}, true}};
 }
 
 }  // namespace convoy::test

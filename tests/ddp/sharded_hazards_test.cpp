@@ -88,7 +88,8 @@ TEST(ShardedOptimizerTest, ABucketIsUpdatedWhenAllRanksHaveIt) {
   RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
     const auto world = make_world(r);
     auto net = make_net(), twin = make_net();
-    DistributedDataParallel model(net, world, {.bucket_cap_mb = 0.01, .launch = Launch::kEarly});
+    DistributedDataParallel model(net, world,
+                                  {.bucket_cap_mb = 0.01, .launch = BucketLaunch::kEarly});
     DistributedDataParallel replicated(twin, world);
     const ShardedOptimizer<optim::SGD> optimizer(model.reducer(), 0.1, {.in_backward = true});
     const OptimizerInBackward other(replicated.reducer(), Sgd{.lr = 0.1});

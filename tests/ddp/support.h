@@ -72,14 +72,15 @@ struct Mode {
   DdpOptions options;
 };
 inline std::vector<Mode> modes() {
-  return {{"views", {.launch = Launch::kEarly}},
-          {"copies", {.gradient_as_bucket_view = false, .launch = Launch::kLate}},
-          {"small buckets", {.bucket_cap_mb = 0.001, .launch = Launch::kEarly}},
-          {"small buckets, late", {.bucket_cap_mb = 0.001, .launch = Launch::kLate}},
-          {"find_unused",
-           {.bucket_cap_mb = 0.001, .find_unused_parameters = true, .launch = Launch::kEarly}},
-          {"static", {.bucket_cap_mb = 0.001, .static_graph = true, .launch = Launch::kEarly}},
-          {"static copies", {.static_graph = true, .gradient_as_bucket_view = false}}};
+  return {
+      {"views", {.launch = BucketLaunch::kEarly}},
+      {"copies", {.gradient_as_bucket_view = false, .launch = BucketLaunch::kLate}},
+      {"small buckets", {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kEarly}},
+      {"small buckets, late", {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kLate}},
+      {"find_unused",
+       {.bucket_cap_mb = 0.001, .find_unused_parameters = true, .launch = BucketLaunch::kEarly}},
+      {"static", {.bucket_cap_mb = 0.001, .static_graph = true, .launch = BucketLaunch::kEarly}},
+      {"static copies", {.static_graph = true, .gradient_as_bucket_view = false}}};
 }
 
 inline at::Tensor input_of(int rank, int step, at::IntArrayRef sizes = {2, 2}) {

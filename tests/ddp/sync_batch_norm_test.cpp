@@ -276,7 +276,7 @@ TEST(SyncBatchNormTest, ConvertsAModel) {
 // Ranks that have no more inputs do not disturb the statistics of the others.
 TEST(SyncBatchNormTest, InAJoin) {
   run_ranks(3, [](Rank& r, const ProcessGroup& world) {
-    for (const Launch launch : {Launch::kEarly, Launch::kLate}) {
+    for (const BucketLaunch launch : {BucketLaunch::kEarly, BucketLaunch::kLate}) {
       auto net = seeded(1, [] { return ConvNet(); });
       auto local = seeded(1, [] { return ConvNet(); });
       nn::convert_sync_batchnorm(*net, world);

@@ -28,13 +28,13 @@ TORCH_MODULE(Tasks);
 std::vector<DdpOptions> searching() {
   return {{.find_unused_parameters = true},
           {.find_unused_parameters = true, .gradient_as_bucket_view = false},
-          {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = Launch::kEarly},
+          {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = BucketLaunch::kEarly},
           {.bucket_cap_mb = 1e-6,
            .find_unused_parameters = true,
            .skip_all_reduce_unused_params = true,
-           .launch = Launch::kEarly},
+           .launch = BucketLaunch::kEarly},
           {.static_graph = true},
-          {.bucket_cap_mb = 1e-6, .static_graph = true, .launch = Launch::kEarly},
+          {.bucket_cap_mb = 1e-6, .static_graph = true, .launch = BucketLaunch::kEarly},
           {.bucket_cap_mb = 1e-6, .static_graph = true, .gradient_as_bucket_view = false}};
 }
 
@@ -92,7 +92,7 @@ TEST(UnusedTest, ControlFlow) {
     Tasks net, local;
     DistributedDataParallel model(
         net, world,
-        {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = Launch::kEarly});
+        {.bucket_cap_mb = 1e-6, .find_unused_parameters = true, .launch = BucketLaunch::kEarly});
     const auto tasks = [](int rank, int step) {
       std::vector<int> chosen;
       for (int i = 0; i < 3; ++i) {
@@ -345,7 +345,8 @@ TEST(UnusedTest, AnUnusedParameterIsAnErrorAtOnce) {
   for (const double cap : {25.0, 1e-6}) {
     run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
       Tasks net;
-      DistributedDataParallel model(net, world, {.bucket_cap_mb = cap, .launch = Launch::kEarly});
+      DistributedDataParallel model(net, world,
+                                    {.bucket_cap_mb = cap, .launch = BucketLaunch::kEarly});
       for (int step = 0; step < 3; ++step) {
         // only rank 1 leaves something out
         const auto tasks = r.id() == 1 ? std::vector{0} : std::vector{0, 1, 2};
@@ -523,7 +524,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CheckpointTest,
 TEST_P(CheckpointTest, OnceAndTwice) {
   auto options = searching();
   options.emplace_back();
-  options.push_back({.bucket_cap_mb = 1e-6, .launch = Launch::kEarly});
+  options.push_back({.bucket_cap_mb = 1e-6, .launch = BucketLaunch::kEarly});
   for (const DdpOptions& one : options) {
     for (const int times : {1, 2}) {
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
@@ -550,7 +551,8 @@ TEST_P(CheckpointTest, OnceAndTwice) {
 TEST(CheckpointReentrantTest, OneMoreThanBefore) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto net = seeded(1, [] { return std::make_shared<CheckpointedImpl>(1); });
-    DistributedDataParallel model(net, world, {.bucket_cap_mb = 1e-6, .launch = Launch::kEarly});
+    DistributedDataParallel model(net, world,
+                                  {.bucket_cap_mb = 1e-6, .launch = BucketLaunch::kEarly});
     const auto step = [&] {
       net->zero_grad();
       model(random(static_cast<std::uint64_t>(r.id()), {16, 20})).pow(2).mean().backward();
