@@ -370,6 +370,44 @@ TEST(ShmEndpointTest, LargePiecesThatStayAreReadWhereTheyAre) {
   EXPECT_EQ(shm_stats(*a->endpoint).heap_bytes, 0u) << "nothing was copied by the sender";
 }
 
+// Whoever gives a letter up while its memory is read says so before it changes that memory: what it
+// says arrives first.
+TEST(ShmEndpointTest, WhatWasSentDuringAReadArrivesBeforeIt) {
+  struct GivingUp : Recorder {
+    Remote* sender = nullptr;
+    std::span<std::byte> place(Remote&, const Arrival&, std::size_t,
+                               std::size_t) noexcept override {
+      for (int i = 0; i < 100; ++i) EXPECT_EQ(sender->try_send({.kind = 2}), SendResult::kSent);
+      return {};
+    }
+  } inbox;
+  std::atomic<int> sent = 0;
+  const auto a = join();
+  Endpoint* const endpoint = a->endpoint.get();
+  const auto b = make_shm_endpoint(inbox);
+  inbox.wakes = b.get();
+  Remote& to_b = a->endpoint->remote(b->address());
+  inbox.sender = &to_b;
+  const auto arrived = [&](std::size_t letters) {
+    return b->wait(Deadline::after(kLimit), [&] { return inbox.letters() == letters; });
+  };
+  ASSERT_EQ(to_b.try_send({.kind = 3}), SendResult::kSent);
+  ASSERT_TRUE(arrived(1));
+  const Bytes data = some_bytes(200'000, 14);
+  const Piece pieces[] = {{data, true}};
+  ASSERT_EQ(to_b.try_send({.kind = 1, .pieces = pieces},
+                          [&](const Error*) {
+                            ++sent;
+                            endpoint->wake();
+                          }),
+            SendResult::kSent);
+  ASSERT_TRUE(arrived(102));
+  const auto letters = inbox.state().letters;
+  EXPECT_EQ(letters.back().kind, 1);
+  EXPECT_TRUE(std::ranges::equal(letters.back().parts[0].bytes, data));
+  ASSERT_TRUE(until(*a, [&] { return sent == 1; }));
+}
+
 // The large one is being copied, 1 MiB at a time; small ones behind it in the ring do not wait.
 TEST(ShmEndpointTest, SmallLettersOvertakeLargeOnes) {
   const auto a = join();

@@ -156,6 +156,10 @@ class RingReader {
   bool has_letter() const noexcept {
     return !drained() || layout().written.load() != position_.load(std::memory_order_relaxed);
   }
+  // All letters before this position were taken.
+  bool has_taken(std::uint64_t position) const noexcept {
+    return position_.load(std::memory_order_relaxed) >= position;
+  }
   // All was taken that the last look at the writer's position has shown.
   bool drained() const noexcept {
     return position_.load(std::memory_order_relaxed) ==

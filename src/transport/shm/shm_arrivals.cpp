@@ -147,7 +147,8 @@ ShmEndpoint::Moved ShmEndpoint::poll_one(Lock& lock, Serve serve) {
     if (since_slice_ != 0 && has_transfer(serve) && letter_comes(lock)) return Moved::kSomething;
   }
   const std::size_t slice = std::exchange(since_slice_, 0) != 0 ? kSmallSlice : kSlice;
-  if (const Moved moved = work_on_transfer(lock, serve, slice); moved != Moved::kNothing) return moved;
+  if (const Moved moved = work_on_transfer(lock, serve, slice); moved != Moved::kNothing)
+    return moved;
   if (!ready_.empty() || (serve == Serve::kAll && !tasks_.empty())) return Moved::kSomething;
   return serve == Serve::kAll && timer_is_due() && run_timers(lock) ? Moved::kSomething
                                                                     : Moved::kNothing;
@@ -401,15 +402,27 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
   queue.pop_front();
   transfer_count_[reply].store(queue.size());
   ShmRemote& remote = *transfer->remote;
+  if (transfer->settles && remote.reader_ && !remote.reader_->has_taken(*transfer->settles)) {
+    queue.push_front(std::move(transfer));
+    transfer_count_[reply].store(queue.size());
+    enqueue(remote);
+    return Moved::kSomething;
+  }
   lock.unlock();
   bool done = false;
   std::optional<Error> failure;
   try {
     if (!transfer->placed) place(*transfer);
     transfer->placed = true;
-    done = copy_slice(*transfer, slice);
+    done = transfer->settles || copy_slice(*transfer, slice);
   } catch (const Error& error) {
     failure = error;
+  }
+  if (done && transfer->direct && !transfer->settles) {
+    // What the sender wrote before now comes before this letter: that it gives it up, perhaps, and
+    // changes its memory. The next call goes on.
+    transfer->settles = transfer->direct->ring->layout().written.load();
+    done = false;
   }
   if (done) {
     Arrival arrival{transfer->letter.kind, transfer->letter.reply, transfer->letter.head,

@@ -179,6 +179,8 @@ struct Transfer {
   std::vector<Source> sources;
   std::vector<transport::Part> parts;
   bool placed = false;
+  // All was copied; delivered when the ring was read up to there.
+  std::optional<std::uint64_t> settles = std::nullopt;
   std::size_t piece = 0;  // where copying is
   std::size_t done = 0;
 };
@@ -192,9 +194,11 @@ class ShmEndpoint final : public transport::Endpoint {
   transport::Remote& remote(const transport::Address& address) override;
   bool poll(Serve serve) override;
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override;
+  bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) override;
   void wake() noexcept override {
     full_fence();
     Doorbell::ring_once(bell().waiters, rung_.all_waiters, INT_MAX);
+    if (aside_.sleepers.load(std::memory_order_relaxed) != 0) ring_anyway(aside_, INT_MAX);
   }
   void hand_over() noexcept override;
   Clock::time_point now() const override { return Clock::now(); }
@@ -375,6 +379,7 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::uint64_t> visits_seen_{0};  // of the thread that serves
   std::atomic<int> quiet_{0};                  // moments in which nobody came
 
+  WaitWord aside_;  // those in wait_aside()
   SpinGuess wait_spins_;
   SpinGuess serve_spins_;
   std::atomic<bool> stopping_{false};
