@@ -214,7 +214,12 @@ class Endpoint {
   // needs to run for one to arrive. Whoever makes ready() true outside of an Inbox's calls for
   // replies and losses must wake() after it. False: the deadline passed and ready() is false.
   virtual bool wait(const Deadline& deadline, FunctionRef<bool()> ready) = 0;
-  // Threads in wait() look at ready() again. Costs nothing while none sleeps.
+  // The same without taking anything: for what no reply brings, and what may take long. A thread in
+  // wait() is in the way of calls of others: it finds their letters, and has to hand them over.
+  virtual bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) {
+    return wait(deadline, ready);
+  }
+  // Threads in wait() and wait_aside() look at ready() again. Costs nothing while none sleeps.
   virtual void wake() noexcept = 0;
   // The call of the inbox in which the thread that serves is will not return soon: another thread
   // serves from now on, and does not wait for its end. From any thread. wait() does it by itself,

@@ -218,6 +218,25 @@ TEST(ShmEndpointTest, HandsOverWhenAskedTo) {
   a->inbox.on_arrived = nullptr;
 }
 
+// A thread in wait_aside() takes nothing, replies neither, and looks again when it is woken.
+TEST(ShmEndpointTest, WhoWaitsAsideTakesNothing) {
+  const auto a = join();
+  const auto b = join();
+  const auto waiting = std::this_thread::get_id();
+  std::atomic<int> letters = 0;
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) {
+    EXPECT_NE(std::this_thread::get_id(), waiting);
+    ++letters;
+  };
+  Remote& to_a = b->to(*a);
+  for (int round = 1; round <= 200; ++round) {
+    ASSERT_EQ(to_a.try_send({.kind = 1, .reply = round % 2 == 0}), SendResult::kSent);
+    ASSERT_TRUE(a->endpoint->wait_aside(Deadline::after(kLimit), [&] { return letters == round; }));
+  }
+  EXPECT_FALSE(a->endpoint->wait_aside(Deadline::after(1ms), [] { return false; }));
+  a->inbox.on_arrived = nullptr;
+}
+
 // Threads that come to wait() again and again take replies themselves; one that comes later, when
 // nobody is there, arrives nevertheless.
 TEST(ShmEndpointTest, AReplyArrivesThoughNobodyWaits) {

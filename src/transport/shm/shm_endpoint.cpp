@@ -633,6 +633,18 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
   }
 }
 
+// Senders do not know of it, and whoever serves does so as if it were not there.
+bool ShmEndpoint::wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) {
+  require_home();
+  if (ready()) return true;
+  if (serving_here.endpoint == this && has_turn(serving_here.turn)) hand_over();
+  for (;;) {
+    Announcement here(aside_);
+    if (ready()) return true;
+    if (!here.sleep(deadline)) return ready();
+  }
+}
+
 // --- time ---
 
 transport::Endpoint::TimerId ShmEndpoint::call_at(Clock::time_point when,
@@ -748,6 +760,9 @@ class ShmEndpointHandle final : public transport::Endpoint {
   bool poll(Serve serve) override { return endpoint_->poll(serve); }
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override {
     return endpoint_->wait(deadline, ready);
+  }
+  bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) override {
+    return endpoint_->wait_aside(deadline, ready);
   }
   void wake() noexcept override { endpoint_->wake(); }
   void hand_over() noexcept override { endpoint_->hand_over(); }
