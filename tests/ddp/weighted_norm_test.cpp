@@ -184,7 +184,7 @@ TEST(WeightedNormTest, BareReducerOfAnotherGroupWithoutWeights) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     const auto other = world.split({0, 1}, {.name = "other"}).value();
     Linear fc(3, 4);
-    const nn::SyncBatchNorm1d norm(torch::nn::BatchNormOptions(4).affine(false), other);
+    nn::SyncBatchNorm1d norm(torch::nn::BatchNormOptions(4).affine(false), other);
     Reducer reducer(fc->parameters(), world, {.reduce = GradReduce::weighted(1 + r.id())});
     const auto loss = [&] {
       return reducer.prepare_for_backward({norm->forward(fc(random(r.id(), {5, 3})))})[0].sum();

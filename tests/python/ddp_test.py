@@ -306,6 +306,12 @@ def goes_on(fault, hook):
         torch.testing.assert_close(ours, theirs)
 
 
+def go_on():
+    for fault in ["forward", "loss"]:
+        for hook in [False, True]:
+            goes_on(fault, hook)
+
+
 def checkpoints():
     steps(lambda: Checkpointed(False))
     steps(lambda: Checkpointed(True), static_graph=True)
@@ -706,10 +712,7 @@ class Ddp(TestCase):
         ranks.run(errors, 2)
 
     def test_exceptions_on_one_rank(self):
-        for fault in ["forward", "loss"]:
-            for hook in [False, True]:
-                with self.subTest(fault=fault, hook=hook):
-                    ranks.run(goes_on, 3, fault, hook)
+        ranks.run(go_on, 3)
 
     def test_checkpoints(self):
         ranks.run(checkpoints, 2)
