@@ -164,6 +164,7 @@ struct CoroutinePromise;
 template <class T>
 class [[nodiscard]] Future {
  public:
+  // NOLINTNEXTLINE(readability-identifier-naming): the language's name
   using promise_type = detail::CoroutinePromise<T>;
 
   Future() = default;  // none

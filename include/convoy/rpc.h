@@ -79,9 +79,8 @@ struct SessionOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   std::chrono::milliseconds start_timeout = Store::kDefaultTimeout;  // of meeting
 
-  int threads = 16;               // handlers that run at once; those that wait in our calls
-                                  // do not count
-  std::size_t most_calls = 8192;  // under way to one worker
+  int threads = 16;  // handlers that run at once; those that wait in our calls do not count
+  std::size_t most_calls = 8192;                  // under way to one worker
   std::size_t most_bytes = std::size_t{1} << 30;  // likewise
   WhenFull when_full = WhenFull::kWait;
   // Operators that others may call by name ("aten::add"); none by default.
@@ -91,8 +90,8 @@ struct SessionOptions {
 struct CallOptions {
   // Until there is a result; nullopt: the session's; 0: never.
   std::optional<std::chrono::milliseconds> timeout = {};
-  // Tensors that are in shared memory already (convoy/share.h) are not copied:
-  // the callee gets the same memory, and what it writes there is seen here.
+  // Tensors that are in shared memory already (convoy/share.h) are not copied: the callee gets the
+  // same memory, and what it writes there is seen here.
   bool lend = false;
   // Tensors are not written to until the call has ended: rpc_async() then copies large ones once
   // instead of twice. rpc_sync() always does.
@@ -100,8 +99,8 @@ struct CallOptions {
 };
 
 struct ShutdownOptions {
-  // Waits until no worker has calls under way; all workers must call
-  // shutdown(). Without it, calls under way end with kCancelled.
+  // Waits until no worker has calls under way; all workers must call shutdown(). Without it, calls
+  // under way end with kCancelled.
   bool graceful = true;
   // kTimeout, with who is waited for; the session is still open then. 0: never.
   std::chrono::milliseconds timeout = Store::kDefaultTimeout;
@@ -109,22 +108,20 @@ struct ShutdownOptions {
 
 class Target;
 
-// A worker among others. Copies are the same session, which ends by shutdown(),
-// or abruptly when the last copy goes that is no handler's. Thread-safe.
+// A worker among others. Copies are the same session, which ends by shutdown(), or abruptly when
+// the last copy goes that is no handler's. Thread-safe.
 class Session {
  public:
-  // Meets the others; all of them make theirs. A process may have several
-  // sessions. Throws kInvalidArgument for a bad name, one that two have ("is
-  // not unique", on all of them), and what rendezvous() throws.
+  // Meets the others; all of them make theirs. A process may have several sessions. Throws
+  // kInvalidArgument for a bad name, one that two have ("is not unique", on all of them), and what
+  // rendezvous() throws.
   explicit Session(const SessionOptions& options = {});
   explicit Session(std::shared_ptr<detail::SessionImpl> impl) : impl_(std::move(impl)) {}
 
-  // Runs a function that has CONVOY_RPC on another worker, or on this one, and
-  // waits for its result. Arguments are converted to the function's parameters.
-  // Throws RemoteError: kRemote with what the function threw, kTimeout,
-  // kPeerLost, kCancelled, kInvalidArgument if the worker has no such function
-  // or another one; Error kInvalidArgument for an unknown worker or after
-  // shutdown.
+  // Runs a function that has CONVOY_RPC on another worker, or on this one, and waits for its
+  // result. Arguments are converted to the function's parameters. Throws RemoteError: kRemote with
+  // what the function threw, kTimeout, kPeerLost, kCancelled, kInvalidArgument if the worker has no
+  // such function or another one; Error kInvalidArgument for an unknown worker or after shutdown.
   template <auto Function, class... Arguments>
   auto rpc_sync(const To& to, Arguments&&... arguments) const;
   // Does not wait: a Future<> of the result.
@@ -133,9 +130,8 @@ class Session {
   // The same for calls with options.
   Target to(const To& worker, const CallOptions& options = {}) const;
 
-  // An operator of torch's by name ("aten::add", "aten::add.Tensor"), where the
-  // other side's SessionOptions::operators has it:
-  // rpc_sync<at::Tensor>("worker1", rpc::op("aten::add"), a, b).
+  // An operator of torch's by name ("aten::add", "aten::add.Tensor"), where the other side's
+  // SessionOptions::operators has it: rpc_sync<at::Tensor>("worker1", rpc::op("aten::add"), a, b).
   template <class Result, class... Arguments>
   Result rpc_sync(const To& to, const Operator& op, Arguments&&... arguments) const;
   template <class Result, class... Arguments>
@@ -147,9 +143,8 @@ class Session {
   std::vector<WorkerInfo> workers() const;  // by rank
   int size() const;
 
-  // What each of these workers (all, by default) gives, by name. Each of them
-  // calls it. kTimeout names those who did not come. `timeout` 0: the
-  // session's.
+  // What each of these workers (all, by default) gives, by name. Each of them calls it. kTimeout
+  // names those who did not come. `timeout` 0: the session's.
   template <class T>
   std::map<std::string, T> all_gather(const T& value, const std::vector<std::string>& names = {},
                                       std::chrono::milliseconds timeout = {}) const;
@@ -190,23 +185,24 @@ class Target {
   CallOptions options_;
 };
 
-// The call whose handler runs on this thread. Continuations of a coroutine have
-// it, too.
+// The call whose handler runs on this thread. Continuations of a coroutine have it, too.
 class CurrentCall {
  public:
-  explicit CurrentCall(std::shared_ptr<void> call) : call_(std::move(call)) {}
-
+  // kCancelled if it has ended.
   Session session() const;
-  WorkerInfo caller() const;
-  std::string function() const;
+  const WorkerInfo& caller() const;
+  const std::string& function() const;
   // Until when the caller waits.
   Deadline deadline() const;
-  // Nobody waits for the result any more: the caller gave up, its time is over,
-  // or it is gone.
+  // Nobody waits for the result any more: the caller gave up, its time is over, or it is gone.
   bool cancelled() const;
 
  private:
-  std::shared_ptr<void> call_;
+  friend CurrentCall current();
+  struct State;
+  explicit CurrentCall(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  std::shared_ptr<const State> state_;
 };
 // kInvalidArgument outside of a handler.
 CurrentCall current();
@@ -216,8 +212,7 @@ CurrentCall current();
 namespace detail {
 
 std::uint32_t find_worker(SessionImpl& session, const To& to);
-// Ends `core` by what the call gives. `keep` holds it meanwhile; without it, it
-// is on the stack.
+// Ends `core` by what the call gives. `keep` holds it meanwhile; without it, it is on the stack.
 struct CallStart {
   const std::shared_ptr<SessionImpl>& session;
   FutureCore& core;

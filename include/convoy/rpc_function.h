@@ -20,10 +20,9 @@
 //   at::Tensor my_add(at::Tensor a, at::Tensor b) { return a + b; }
 //   CONVOY_RPC(my_add);
 //
-// In the namespace of the function, behind it, in a file that every worker
-// links. Free functions, static and other member functions
-// (CONVOY_RPC(&Model::forward); the object is the first argument, where it can
-// be passed), and constexpr lambdas without captures. A function that returns a
+// In the namespace of the function, behind it, in a file that every worker links. Free functions,
+// static and other member functions (CONVOY_RPC(&Model::forward); the object is the first argument,
+// where it can be passed), and constexpr lambdas without captures. A function that returns a
 // Future<T>, a coroutine perhaps, is one whose result is a T.
 #define CONVOY_RPC(...) CONVOY_RPC_NUMBERED(__COUNTER__, __VA_ARGS__)
 
@@ -47,7 +46,7 @@ class ServedCall {
    public:
     explicit Later(std::shared_ptr<void> call) : call_(std::move(call)) {}
     void reply(const Body& body) const;
-    void fail(std::exception_ptr error) const noexcept;
+    void fail(const std::exception_ptr& error) const noexcept;
 
    private:
     std::shared_ptr<void> call_;
@@ -57,8 +56,8 @@ class ServedCall {
 
   ValueSource& arguments() { return arguments_; }
   void reply(const Body& body) const;
-  void fail(std::exception_ptr error) const noexcept;    // of the function
-  void refuse(std::exception_ptr error) const noexcept;  // of its arguments
+  void fail(const std::exception_ptr& error) const noexcept;    // of the function
+  void refuse(const std::exception_ptr& error) const noexcept;  // of its arguments
   Later later() const;
 
  private:
@@ -92,6 +91,7 @@ struct ShapeOf<R (*)(P...)> {
 };
 template <class R, class... P>
 struct ShapeOf<R (*)(P...) noexcept> : ShapeOf<R (*)(P...)> {};
+// NOLINTBEGIN(bugprone-macro-parentheses): a qualifier is no expression
 #define CONVOY_RPC_MEMBER(qualifier)          \
   template <class R, class C, class... P>     \
   struct ShapeOf<R (C::*)(P...) qualifier> {  \
@@ -106,6 +106,7 @@ CONVOY_RPC_MEMBER(const noexcept)
 CONVOY_RPC_MEMBER(&)
 CONVOY_RPC_MEMBER(const&)
 #undef CONVOY_RPC_MEMBER
+// NOLINTEND(bugprone-macro-parentheses)
 
 template <auto Function>
 struct RpcFunction {
@@ -223,8 +224,7 @@ bool export_function(std::string_view text, const std::type_info& scope) {
   auto what = registration<Function>();
   what.text = text;
   what.scope = &scope;
-  // An object that cannot be passed: its functions are called on references to
-  // it.
+  // An object that cannot be passed: its functions are called on references to it.
   if constexpr (is_passable<typename Rpc::Values>()) what.run = &serve<Function>;
   return convoy::detail::export_function(what);
 }

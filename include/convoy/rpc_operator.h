@@ -15,8 +15,8 @@
 
 namespace convoy::rpc {
 
-// An operator of torch's, by name: rpc::op("aten::add"). Its overload is found
-// by the arguments, or named: "aten::add.Tensor".
+// An operator of torch's, by name: rpc::op("aten::add"). Its overload is found by the arguments, or
+// named: "aten::add.Tensor".
 struct Operator {
   std::string name;
 };
@@ -46,7 +46,7 @@ OperatorValue operator_value(const T& value) {
   } else if constexpr (std::convertible_to<const T&, std::string>) {
     return std::string(value);
   } else {
-    return value;
+    return OperatorValue(value);
   }
 }
 

@@ -9,8 +9,8 @@
 
 namespace convoy::rpc {
 
-// How long things took, by powers of two: counts[b] are those of less than 2^b
-// nanoseconds that are in no count before it.
+// How long things took, by powers of two: counts[b] are those of less than 2^b nanoseconds that are
+// in no count before it.
 struct Times {
   std::array<std::uint64_t, 48> counts{};
 

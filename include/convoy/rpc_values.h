@@ -70,6 +70,7 @@ class TensorsOut {
   // Plans for a tensor; how many bytes it takes in the message. Throws kUnsupported,
   // kInvalidArgument.
   std::size_t add(const at::Tensor& tensor);
+  void rewind() { next_ = 0; }
   // Writes the next one; where it ends.
   std::byte* write_next(std::byte* to, std::byte* end);
 
@@ -277,6 +278,7 @@ decltype(auto) with_body(TensorMode mode, bool lend, Send send, const T&... valu
   ValueSizer sizer(tensors);
   (convoy::detail::put_value(sizer, values), ...);
   auto write = [&](std::byte* to, std::size_t bytes) {
+    tensors.rewind();  // it may be written more than once
     ValueWriter writer(to, bytes, tensors);
     (convoy::detail::put_value(writer, values), ...);
     writer.finish();
@@ -309,10 +311,8 @@ T from_text(std::string_view text) {
 template <class T>
 consteval bool is_passable() {
   using namespace convoy::detail;
-  if constexpr (kHeld<T> || std::is_enum_v<T>) {
-    return true;
-  } else if constexpr (HasFields<T>) {
-    return true;  // what it holds is said when it is passed
+  if constexpr (kHeld<T> || std::is_enum_v<T> || HasFields<T>) {
+    return true;  // what fields there are is said when they are passed
   } else if constexpr (kIsVector<T> || kIsOptional<T>) {
     return is_passable<typename T::value_type>();
   } else if constexpr (kIsMap<T>) {
@@ -359,6 +359,7 @@ class Describer {
         add_list<std::remove_const_t<std::tuple_element_t<i, T>>...>('(', ')');
       }(std::make_index_sequence<std::tuple_size_v<T>>());
     } else {
+      text_ += "object ";
       name(typeid(T));
     }
   }

@@ -9,30 +9,24 @@
 #include "agent/agent.h"
 #include "base/error.h"
 #include "convoy/share.h"
+#include "rpc/message.h"
 #include "rpc/session_impl.h"
-#include "rpc/tensor_codec.h"
 #include "rpc/tensor_head.h"
 
 namespace convoy::rpc {
-
-void write_body(const detail::Body& body, std::span<std::byte> to) noexcept {
-  try {
-    body.write(body.values, to.data(), to.size());
-  } catch (...) {
-    // Another thread changes the values. What is there now fits nothing: the callee refuses it.
-    if (!to.empty()) std::memset(to.data(), 0xff, to.size());
-  }
-}
 
 namespace detail {
 
 // The engine's part of a call, in the state of its future.
 struct CallSlot final : agent::Call {
-  explicit CallSlot(FutureCore& future) : core(future) {}
+  CallSlot(FutureCore& future, const CallStart& start)
+      : core(future), session(*start.session), worker(start.worker) {}
 
   void ended(agent::Outcome&& outcome) noexcept override;
 
   FutureCore& core;
+  SessionImpl& session;
+  const std::uint32_t worker;
   std::unique_ptr<at::RecordFunction> record;
   std::vector<std::string> lent;  // tensors that are turned by the callee, or never
 };
@@ -94,10 +88,13 @@ void CallSlot::ended(agent::Outcome&& outcome) noexcept {
     core.error_ = error_of(*outcome.failure);
   } else {
     try {
-      std::span<transport::Part> parts(outcome.parts);
-      ValueSource source(outcome.body.data(), outcome.body.size(), &parts);
-      core.decode(source);
-      source.finish();
+      IncomingMessage message(outcome.body, outcome.parts);
+      core.decode(message.source());
+      message.source().finish();
+    } catch (const Error& error) {
+      const std::string& name = session.agent().worker(std::int64_t{worker}).name;
+      core.error_ = std::make_exception_ptr(
+          RemoteError(error.kind(), concat("the result of ", name, ": ", error.what()), name, ""));
     } catch (...) {
       core.error_ = std::current_exception();
     }
@@ -259,16 +256,17 @@ struct Resumption {
   std::coroutine_handle<> coroutine;
   agent::RequestRef request;  // whose handler it is
   std::shared_ptr<SessionImpl> session;
-  bool resumed = false;
+  bool armed = false;  // the coroutine is ours to continue or to destroy
 
   explicit Resumption(std::coroutine_handle<> what) : coroutine(what) {}
   Resumption(const Resumption&) = delete;
   Resumption& operator=(const Resumption&) = delete;
   ~Resumption() {
-    if (!resumed) coroutine.destroy();
+    if (armed) coroutine.destroy();
   }
   void resume() {
-    resumed = true;
+    armed = false;
+    if (session) clean_thread_state();
     const agent::CurrentScope scope(request.get());
     coroutine.resume();
   }
@@ -277,30 +275,44 @@ struct Resumption {
 }  // namespace
 
 void FutureCore::resume(std::coroutine_handle<> coroutine) {
-  auto next = std::make_shared<Resumption>(coroutine);
+  // What throws here throws into the coroutine, which must still be there.
+  const auto next = std::make_shared<Resumption>(coroutine);
   next->request = agent::RequestRef(agent::Request::current());
   next->session = next->request ? SessionImpl::of(*next->request) : session_;
-  when_done(*this, [next = std::move(next)] {
+  const auto go_on = [next] {
     if (next->session) {
       next->session->agent().post([next] { next->resume(); });
     } else {
       next->resume();
     }
-  });
+  };
+  auto callback = std::make_unique<CallbackOf<decltype(go_on)>>(go_on);
+  next->armed = true;
+  on_done(std::move(callback));
+}
+
+namespace {
+
+std::optional<std::chrono::nanoseconds> timeout_of(const CallOptions& options) {
+  if (!options.timeout) return std::nullopt;
+  return within_clock(*options.timeout);
+}
+
+}  // namespace
+
+std::chrono::nanoseconds within_clock(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24) * 36525;
+  return timeout < kCentury ? timeout : std::chrono::milliseconds(0);
 }
 
 void start_call(const CallStart& start, const Body& body) {
   SessionImpl& session = *start.session;
   FutureCore& core = start.core;
-  std::vector<at::Tensor> kept;
-  const auto pieces = pieces_of(*body.tensors, kept);
-  auto write = [&](std::span<std::byte> to) { write_body(body, to); };
-  agent::Outgoing outgoing{.body = transport::Head(body.bytes, write), .pieces = pieces};
-  if (!kept.empty()) outgoing.on_sent = [tensors = std::move(kept)](const Error*) {};
+  OutgoingMessage message(body);
 
   static_assert(sizeof(CallSlot) <= FutureCore::kCallBytes);
   static_assert(alignof(CallSlot) <= alignof(std::max_align_t));
-  auto* const slot = new (core.call_) CallSlot(core);
+  auto* const slot = new (core.call_) CallSlot(core, start);
   core.has_call_ = true;
   core.self_ = start.keep;
   slot->record = record_call(session, start);
@@ -312,8 +324,8 @@ void start_call(const CallStart& start, const Body& body) {
     }
   }
   try {
-    session.agent().start(*slot, start.worker, start.key.id, std::move(outgoing),
-                          {.timeout = start.options.timeout});
+    session.agent().start(*slot, start.worker, start.key.id, message.outgoing(),
+                          {.timeout = timeout_of(start.options)});
   } catch (...) {
     core.self_.reset();
     take_back(slot->lent);

@@ -5,7 +5,9 @@
 
 #include "agent/request.h"
 #include "base/error.h"
+#include "base/quote.h"
 #include "convoy/rpc.h"
+#include "rpc/serve.h"
 #include "rpc/session_impl.h"
 
 namespace convoy::rpc::detail {
@@ -66,8 +68,9 @@ void check_allowed(const std::string& text, const std::string& name) {
   CONVOY_CHECK(request != nullptr);
   const auto session = SessionImpl::of(*request);
   if (session->allows(text) || session->allows(name)) return;
-  fail(ErrorKind::kInvalidArgument, "operator ", in_quotes(text, 100), " is not allowed on ",
-       session->agent().self().name, ": its SessionOptions::operators does not name it");
+  throw Refusal(concat("operator ", in_quotes(text, 100), " is not allowed on ",
+                       session->agent().self().name,
+                       ": its SessionOptions::operators does not name it"));
 }
 
 }  // namespace
@@ -92,7 +95,7 @@ std::vector<OperatorValue> run_operator(const std::string& text,
     for (const c10::IValue& result : stack) results.push_back(from_ivalue(result));
     return results;
   }
-  fail(ErrorKind::kInvalidArgument, "operator ", in_quotes(text, 100), ": ", why);
+  throw Refusal(concat("operator ", in_quotes(text, 100), ": ", why));
 }
 
 void fail_operator_result(std::size_t wanted, std::size_t got) {

@@ -18,8 +18,8 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "convoy/rpc_function.h"
+#include "rpc/message.h"
 #include "rpc/session_impl.h"
-#include "rpc/tensor_codec.h"
 
 namespace convoy::rpc::detail {
 namespace {
@@ -36,11 +36,14 @@ std::string name_of(const std::type_info& type) {
 struct Thrown {
   std::string type;
   std::string text;
+  ErrorKind kind = ErrorKind::kRemote;
 };
 
 Thrown describe(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const Refusal& refusal) {  // ours, not the function's
+    return {"", refusal.what(), refusal.kind()};
   } catch (const c10::Error& thrown) {  // without its stack
     return {name_of(typeid(thrown)), thrown.what_without_backtrace()};
   } catch (const std::exception& thrown) {
@@ -51,24 +54,20 @@ Thrown describe(const std::exception_ptr& error) {
   }
 }
 
+// The session may have ended: nothing of it is asked for.
 void fail_request(agent::Request& request, const std::exception_ptr& error) noexcept {
   try {
     const Thrown thrown = describe(error);
-    log_info("rpc: ", request.function_name(), " for ", request.caller().name, " threw ",
-             thrown.type, ": ", thrown.text);
-    request.fail(ErrorKind::kRemote, thrown.type, thrown.text);
+    log_info("rpc: a function threw ", thrown.type, ": ", thrown.text);
+    request.fail(thrown.kind, thrown.type, thrown.text);
   } catch (const std::exception& failure) {
     request.fail(ErrorKind::kRemote, "", failure.what());
   }
 }
 
 void reply_to(agent::Request& request, const Body& body) {
-  std::vector<at::Tensor> kept;
-  const auto pieces = pieces_of(*body.tensors, kept);
-  auto write = [&](std::span<std::byte> to) { write_body(body, to); };
-  agent::Outgoing outgoing{.body = transport::Head(body.bytes, write), .pieces = pieces};
-  if (!kept.empty()) outgoing.on_sent = [tensors = std::move(kept)](const Error*) {};
-  request.reply(std::move(outgoing));
+  OutgoingMessage message(body);
+  request.reply(message.outgoing());
 }
 
 agent::Request& request_of(void* call) { return **static_cast<agent::RequestRef*>(call); }
@@ -82,9 +81,8 @@ void run_function(void* data, agent::RequestRef request) noexcept {
                          "value; it is called on a reference to one"));
     return;
   }
-  std::span<transport::Part> parts(request->parts());
-  ValueSource source(request->body().data(), request->body().size(), &parts);
-  ServedCall call(&request, source);
+  IncomingMessage message(request->body(), request->parts());
+  ServedCall call(&request, message.source());
   entry.run_call(&call);
 }
 
@@ -102,11 +100,11 @@ std::vector<agent::Handler> exported_handlers() {
 
 void ServedCall::reply(const Body& body) const { reply_to(request_of(call_), body); }
 
-void ServedCall::fail(std::exception_ptr error) const noexcept {
+void ServedCall::fail(const std::exception_ptr& error) const noexcept {
   fail_request(request_of(call_), error);
 }
 
-void ServedCall::refuse(std::exception_ptr error) const noexcept {
+void ServedCall::refuse(const std::exception_ptr& error) const noexcept {
   const Thrown thrown = describe(error);
   request_of(call_).fail(ErrorKind::kInvalidArgument, "", thrown.text);
 }
@@ -117,7 +115,7 @@ ServedCall::Later ServedCall::later() const {
 
 void ServedCall::Later::reply(const Body& body) const { reply_to(request_of(call_.get()), body); }
 
-void ServedCall::Later::fail(std::exception_ptr error) const noexcept {
+void ServedCall::Later::fail(const std::exception_ptr& error) const noexcept {
   fail_request(request_of(call_.get()), error);
 }
 

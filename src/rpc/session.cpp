@@ -68,7 +68,7 @@ SessionImpl::SessionImpl(const SessionOptions& options)
   }
   const auto deadline = Deadline::after(checked("start_timeout", options.start_timeout));
   agent::AgentOptions made;
-  made.call_timeout = checked("timeout", options.timeout);
+  made.call_timeout = within_clock(checked("timeout", options.timeout));
   made.threads = options.threads;
   made.most_calls = options.most_calls;
   made.most_bytes = options.most_bytes;
@@ -89,6 +89,7 @@ std::shared_ptr<SessionImpl> SessionImpl::make(const SessionOptions& options) {
 }
 
 void SessionImpl::destroy(SessionImpl* session) noexcept {
+  if (!session->home_.is_here()) return;  // a forked child leaves its copy alone
   if (!session->agent_->in_own_thread()) {
     delete session;
     return;
@@ -184,7 +185,7 @@ std::chrono::milliseconds Session::timeout() const {
 }
 
 void Session::set_timeout(std::chrono::milliseconds timeout) const {
-  impl_->agent().set_call_timeout(checked("timeout", timeout));
+  impl_->agent().set_call_timeout(detail::within_clock(checked("timeout", timeout)));
 }
 
 Stats Session::stats() const {
@@ -222,26 +223,32 @@ std::chrono::nanoseconds Times::quantile(double share) const {
   return all.quantile(share);
 }
 
+struct CurrentCall::State {
+  agent::RequestRef request;
+  std::weak_ptr<detail::SessionImpl> session;
+  WorkerInfo caller;
+  std::string function;
+};
+
+// Whoever keeps it may outlive the agent: what belongs to that is copied.
 CurrentCall current() {
   agent::Request* const request = agent::Request::current();
   if (!request) {
     fail(ErrorKind::kInvalidArgument, "rpc::current(): no call's handler runs on this thread");
   }
-  return CurrentCall(std::make_shared<agent::RequestRef>(request));
+  return CurrentCall(std::make_shared<CurrentCall::State>(
+      CurrentCall::State{agent::RequestRef(request), detail::SessionImpl::of(*request),
+                         to_info(request->caller()), std::string(request->function_name())}));
 }
 
-namespace {
-const agent::Request& request_of(const std::shared_ptr<void>& call) {
-  return **static_cast<agent::RequestRef*>(call.get());
+Session CurrentCall::session() const {
+  auto session = state_->session.lock();
+  if (!session) fail(ErrorKind::kCancelled, "rpc: the session of this call has ended");
+  return Session(std::move(session));
 }
-}  // namespace
-
-Session CurrentCall::session() const { return Session(detail::SessionImpl::of(request_of(call_))); }
-WorkerInfo CurrentCall::caller() const { return to_info(request_of(call_).caller()); }
-std::string CurrentCall::function() const { return std::string(request_of(call_).function_name()); }
-Deadline CurrentCall::deadline() const { return request_of(call_).deadline(); }
-bool CurrentCall::cancelled() const {
-  return request_of(call_).cancelled() || deadline().expired();
-}
+const WorkerInfo& CurrentCall::caller() const { return state_->caller; }
+const std::string& CurrentCall::function() const { return state_->function; }
+Deadline CurrentCall::deadline() const { return state_->request->deadline(); }
+bool CurrentCall::cancelled() const { return state_->request->cancelled() || deadline().expired(); }
 
 }  // namespace convoy::rpc

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <set>
 #include <string>
 
 #include "agent/agent.h"
 #include "convoy/rpc.h"
+#include "os/fork_guard.h"
 
 namespace convoy::rpc::detail {
 
@@ -27,9 +29,13 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   ~SessionImpl() = default;
   static void destroy(SessionImpl* session) noexcept;
 
+  const HomeProcess home_;
   std::set<std::string, std::less<>> operators_;
   std::unique_ptr<agent::Agent> agent_;
 };
+
+// The engine's; beyond a century: never.
+std::chrono::nanoseconds within_clock(std::chrono::milliseconds timeout);
 
 // Gives a thread of ours the state of a new one, before it runs somebody's function.
 void clean_thread_state();

@@ -28,7 +28,4 @@ struct TensorMemory {
 };
 TensorMemory allocate_for_tensor(std::size_t bytes);
 
-// Writes the values of a message to where they travel.
-void write_body(const detail::Body& body, std::span<std::byte> to) noexcept;
-
 }  // namespace convoy::rpc

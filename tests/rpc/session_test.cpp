@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/concat.h"
 #include "convoy/rpc.h"
 #include "convoy/share.h"
 #include "convoy/spawn.h"
@@ -190,6 +191,29 @@ at::Tensor& weights() {
 }
 at::Tensor pull() { return weights(); }
 CONVOY_RPC(pull);
+
+std::string same(const std::string& text) { return text; }
+CONVOY_RPC(same);
+
+std::vector<at::Tensor> same_tensors(const std::vector<at::Tensor>& tensors) { return tensors; }
+CONVOY_RPC(same_tensors);
+
+std::unique_ptr<Promise<int>>& kept_promise() {
+  static std::unique_ptr<Promise<int>> one;
+  return one;
+}
+std::optional<CurrentCall>& kept_call() {
+  static std::optional<CurrentCall> one;
+  return one;
+}
+Future<int> answer_later() {
+  kept_call() = current();
+  kept_promise() = std::make_unique<Promise<int>>();
+  auto future = kept_promise()->future();
+  gate().let_go();
+  return future;
+}
+CONVOY_RPC(answer_later);
 
 // A future of no session.
 Promise<int>& promised() {
@@ -543,7 +567,7 @@ TEST(RpcTest, FunctionNotOnCallee) {  // test_function_not_on_callee
     expect_error(ErrorKind::kInvalidArgument, "secret",
                  [&] { session.rpc_sync<secret>(next_of(session)); });
     EXPECT_EQ(session.rpc_sync<light>(next_of(session)), 0);
-    expect_error(ErrorKind::kRemote, "is not allowed", [&] {
+    expect_error(ErrorKind::kInvalidArgument, "is not allowed", [&] {
       session.rpc_sync<detail::run_operator>(next_of(session), "aten::relu",
                                              std::vector<OperatorValue>{torch::ones({2})});
     });
@@ -563,7 +587,8 @@ TEST(RpcTest, AnotherSignatureIsNamed) {
 }
 
 TEST(RpcTest, MeetsByAFile) {
-  const std::string path = testing::TempDir() + "/convoy-rpc-" + std::to_string(::getpid());
+  static int meetings = 0;
+  const std::string path = concat(testing::TempDir(), "/convoy-rpc-", ::getpid(), "-", ++meetings);
   RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
     Session session({.method = "file://" + path, .rank = r.id(), .size = 2});
     EXPECT_EQ(session.rpc_sync<my_rank>(next_of(session)), next_of(session));
@@ -753,6 +778,49 @@ TEST(RpcTest, ResultsMayBeWrittenOnceTheyAreReturned) {
   });
 }
 
+TEST(RpcTest, LongValues) {
+  run_workers(2, [](Session& session, int) {
+    const int to = next_of(session);
+    for (const std::size_t n : {8000U, 8100U, 8128U, 8129U, 9000U, 1'000'000U}) {
+      EXPECT_EQ(session.rpc_sync<same>(to, std::string(n, 'x')).size(), n);
+    }
+    const std::vector<at::Tensor> many(300, torch::rand({1000}));
+    const auto back = session.rpc_sync<same_tensors>(to, many);
+    ASSERT_EQ(back.size(), 300U);
+    for (const auto& t : back) EXPECT_TRUE(t.equal(many[0]));
+    const std::vector<at::Tensor> small(8, torch::rand({500}));
+    EXPECT_TRUE(session.rpc_async<same_tensors>(to, small).wait()[7].equal(small[0]));
+  });
+}
+
+TEST(RpcTest, LongestTimeouts) {
+  using Most = std::chrono::milliseconds;
+  Session session({.timeout = Most::max()});
+  EXPECT_EQ(session.rpc_sync<light>(0), 0);
+  EXPECT_EQ((session.to(0, {.timeout = Most::max()}).rpc_sync<light>()), 0);
+  session.set_timeout(Most::max() - 1ms);
+  EXPECT_EQ(session.rpc_sync<light>(0), 0);
+  session.shutdown();
+}
+
+// A handler's promise outlives the session.
+TEST(RpcTest, AnAnswerAfterTheEndOfTheSession) {
+  gate().open = 0;
+  Future<int> future;
+  {
+    Session session({.name = "me"});
+    future = session.rpc_async<answer_later>(0);
+    gate().wait();
+    ASSERT_EQ(gate().open, 1);
+    session.shutdown({.graceful = false});
+  }
+  expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(future.wait()); });
+  future = {};
+  EXPECT_EQ(kept_call()->caller().name, "me");
+  kept_promise().reset();
+  kept_call().reset();
+}
+
 TEST(RpcTest, LimitsThrowIfAskedTo) {
   gate().open = 0;
   run_workers(2,
@@ -813,10 +881,10 @@ TEST(RpcTest, Operators) {
         const auto [values, indices] = session.rpc_sync<std::tuple<at::Tensor, at::Tensor>>(
             to, op("aten::max"), torch::arange(6).view({2, 3}), 1);
         EXPECT_TRUE(equal(indices, 2));
-        expect_error(ErrorKind::kRemote, "is not allowed", [&] {
+        expect_error(ErrorKind::kInvalidArgument, "is not allowed", [&] {
           static_cast<void>(session.rpc_sync<at::Tensor>(to, op("aten::sub"), ones, ones));
         });
-        expect_error(ErrorKind::kRemote, "fit none of its overloads", [&] {
+        expect_error(ErrorKind::kInvalidArgument, "fit none of its overloads", [&] {
           static_cast<void>(session.rpc_sync<at::Tensor>(to, op("aten::add"), "text"));
         });
       },
