@@ -10,13 +10,7 @@ namespace convoy {
 class Deadline {
  public:
   // The steady clock, whose time points these are. Tests may replace it, for the whole process.
-  struct Clock {
-    using duration = std::chrono::steady_clock::duration;
-    using rep = duration::rep;
-    using period = duration::period;
-    using time_point = std::chrono::steady_clock::time_point;
-    static constexpr bool is_steady = true;
-
+  struct Clock : std::chrono::steady_clock {
     static time_point now() {
       const auto replaced = now_for_testing.load(std::memory_order_relaxed);
       return replaced ? replaced() : std::chrono::steady_clock::now();

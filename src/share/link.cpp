@@ -407,7 +407,7 @@ std::shared_ptr<Region> Link::region(std::uint32_t index) {
     fail(ErrorKind::kInvalidArgument, "receive: a message refers to memory ", index,
          " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");
   }
-  const auto region = found->second;
+  auto region = found->second;
   if (region->kind() == Region::Kind::kOutside) regions_.erase(found);
   return region;
 }
