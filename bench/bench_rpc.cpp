@@ -1,6 +1,7 @@
 // Calls of functions with tensors: one round of every case of calls.h, as a line of JSON.
 //
 //   bench_rpc convoy [quick]    two workers of a session
+//   bench_rpc local [quick]     the function of small calls without a call
 //   bench_rpc memcpy [quick]    the limit of large tensors: two copies within warm huge pages
 #include <ATen/Functions.h>
 #include <ATen/Operators.h>
@@ -81,6 +82,18 @@ void run_convoy(const CallBudget& budget) {
   ::rmdir(folder.c_str());
 }
 
+void run_local(const CallBudget& budget) {
+  constexpr int kTogether = 1000;
+  const at::Tensor a = at::ones({2}), b = at::ones({2});
+  Medians medians;
+  medians.add("call", repeat(budget, 300, [&] {
+                const auto start = Clock::now();
+                for (int i = 0; i < kTogether; ++i) add(a, b);
+                return microseconds_since(start) / kTogether;
+              }));
+  medians.print();
+}
+
 void run_memcpy(const CallBudget& budget) {
   Medians medians;
   for (const std::size_t bytes : kEchoBytes) {
@@ -104,12 +117,14 @@ int main(int argc, char** argv) {
   const CallBudget budget = CallBudget::from(argc > 2 ? argv[2] : "");
   if (side == "convoy") {
     run_convoy(budget);
+  } else if (side == "local") {
+    run_local(budget);
   } else if (side == "memcpy") {
     run_memcpy(budget);
   } else if (side == "serve") {
     join(argv[2], 1).shutdown();
   } else {
-    std::fprintf(stderr, "usage: bench_rpc convoy|memcpy [quick]\n");
+    std::fprintf(stderr, "usage: bench_rpc convoy|local|memcpy [quick]\n");
     return 2;
   }
   return 0;

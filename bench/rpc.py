@@ -30,6 +30,7 @@ def python_side(name, environment=()):
 def commands(quick):
     """Side -> command."""
     found = {"convoy": [sides.BIN / "bench_rpc", "convoy"], "memcpy": [sides.BIN / "bench_rpc", "memcpy"],
+             "local": [sides.BIN / "bench_rpc", "local"],
              "endpoint": [sides.BIN / "bench_endpoint", "small"], "tensorpipe": [sides.BIN / "bench_rpc_torch"],
              "grpc": [sides.BIN / "bench_rpc_grpc"]}
     if not quick:
