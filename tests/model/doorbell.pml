@@ -1,5 +1,5 @@
-/* The doorbell of an endpoint and how its threads sleep: src/transport/shm/doorbell.h (knock, rouse),
- * shm_endpoint.cpp (wait, leave_wait, serve), shm_arrivals.cpp (push_task), on os/wait.h.
+/* The doorbell of an endpoint and how its threads sleep: src/transport/shm/doorbell.h (announce_letter, rouse,
+ * ring_once, Nap), shm_endpoint.cpp (wait, leave_wait, serve), shm_arrivals.cpp (push_task, set_watched).
  *
  * Checked: no wake-up is lost. Every letter is taken by somebody: a request by the thread that serves, a
  * reply by any. The thread that waits ends when its reply was taken, or earlier (its deadline), and nobody
@@ -8,10 +8,20 @@
  * Memory: a sender's letter goes through a store buffer of one entry, drained at a fence (any atomic
  * read-modify-write) or at any time. All other words are changed by read-modify-writes only.
  *
- * Mutations, each of which must fail (tools/verify): NO_FENCE: the sender looks at the bit before its letter
- * is out. NO_LOOK: the thread that serves does not look again after its announcement. NO_LOOK_WAITER: nor
- * the one that waits. NO_HAND_OVER: who leaves wait() does not look at what it leaves behind. NO_TASK_RING:
- * a request that a waiting thread takes is put aside without a ring.
+ * One ring may be watched: its sender does not knock while somebody is awake who looks at it. Which one is
+ * changed at any time by who holds the lock. With -DLINGER the thread that serves may linger: it sleeps for a
+ * moment at a time, and threads in wait() need not say that they are there. With -DBUSY the first request that
+ * the thread that serves runs does not return before the reply was taken: the thread that waits has to take it.
+ *
+ * Mutations, each of which must fail (tools/verify): NO_FENCE: the sender looks at the doorbell before its
+ * letter is out. NO_LOOK: the thread that serves does not look again after its announcement. NO_LOOK_WAITER:
+ * nor the one that waits. NO_HAND_OVER: who leaves wait() does not look at what it leaves behind. NO_TASK_RING:
+ * a request that a waiting thread takes is put aside without a ring. NO_OLD_LOOK: who watches another ring
+ * does not look at the one before. NO_WATCH_LOOK: nor does who is about to sleep look at the one that is
+ * watched. NO_SLEEPERS: a sender of a reply trusts the thread that serves although somebody sleeps in wait().
+ * NO_COUNT: naps are not counted, though a sender does not ring twice for one count. NO_INSIDE: lingering ends
+ * although somebody in wait() counts on it. LINGER_ALL: a request is not told either while somebody lingers,
+ * and moments never end (the thread that serves is late).
  */
 #ifndef SENDERS
 #define SENDERS 2
@@ -19,66 +29,130 @@
 #ifndef LETTERS
 #define LETTERS 2
 #endif
+#ifndef CHANGES
+#define CHANGES 2
+#endif
+#define NONE 9
 
 byte written[SENDERS];   /* letters in the rings, as the receiver sees them */
 byte buffered[SENDERS];  /* store buffers: 0 = empty, else the count on its way */
 byte read[SENDERS];
 bool knocked[SENDERS];   /* the bits */
+bool queued[SENDERS];    /* in the receiver's queue of rings to read: ready_ */
 byte awake;              /* threads in wait() that poll */
-byte waiters_value, waiters_sleepers;
-byte service_value, service_sleepers;
+byte watched = NONE;     /* the sender whose ring is watched */
+/* Of the words' values only this matters: whether they are what somebody has seen or left. */
+byte waiters_sleepers, service_sleepers;
+bool waiters_same[SENDERS + 1];  /* as the last ring of each sender, or of the receiver's threads, left it */
+bool service_same[SENDERS + 1];
+bool waiters_seen, service_seen; /* as at the announcement of the one that sleeps */
+#define OWN SENDERS
 bool waiter_asleep, service_asleep;  /* in futex_wait */
 byte tasks;              /* requests put aside for the thread that serves */
 bool replied;            /* what the waiting thread waits for */
 byte served;             /* requests */
 bool lock;               /* ShmEndpoint::mutex_ */
 byte finished;           /* senders that are done */
+bool lingers;            /* Doorbell::lingers and lingering_ */
+bool ending;             /* lingering_ is false, lingers is not yet */
+byte inside;             /* threads in wait() that count on it */
+byte changes;            /* of the watched ring */
 
 /* Letter k of sender s: the last letter of sender 0 is the reply. */
 #define IS_REPLY(s, k) ((s) == 0 && (k) == LETTERS)
+#define HAS(s) (read[s] < written[s])
+#define ANY_BIT (knocked[0] || knocked[SENDERS - 1] || queued[0] || queued[SENDERS - 1])
+#ifndef NO_WATCH_LOOK
+#define SEES_WATCHED ((watched == 0 && HAS(0)) || (watched == SENDERS - 1 && HAS(SENDERS - 1)))
+#else
+#define SEES_WATCHED false
+#endif
+#define ATTENDED (awake != 0 || inside != 0)
 
 inline drain(s) { d_step { if :: buffered[s] != 0 -> written[s] = buffered[s]; buffered[s] = 0 :: else fi } }
 
-inline ring_waiters() {
+#define CHANGE(same, seen) same[0] = false; same[SENDERS - 1] = false; same[OWN] = false; seen = false
+
+/* ring_once(). */
+inline ring_waiters(who) {
   if
-  :: waiters_sleepers != 0 -> d_step { waiters_value++; waiter_asleep = false }
+  :: waiters_sleepers != 0 ->
+     if
+     :: waiters_same[who]
+     :: else -> d_step { CHANGE(waiters_same, waiters_seen); waiters_same[who] = true; waiter_asleep = false }
+     fi
   :: else
   fi
 }
-inline ring_service() {
+inline ring_service(who) {
   if
-  :: service_sleepers != 0 -> d_step { service_value++; service_asleep = false }
+  :: service_sleepers != 0 ->
+     if
+     :: service_same[who]
+     :: else -> d_step { CHANGE(service_same, service_seen); service_same[who] = true; service_asleep = false }
+     fi
   :: else
   fi
 }
-inline rouse(reply) {
+#ifdef LINGER_ALL
+#define NOT_TOLD(reply) (lingers)
+#else
+#define NOT_TOLD(reply) ((reply) && lingers)
+#endif
+inline rouse(reply, who) {
   if
   :: awake != 0
   :: else ->
      if
-     :: reply && waiters_sleepers != 0 -> d_step { waiters_value++; waiter_asleep = false }
-     :: else -> ring_service()
+     :: reply && waiters_sleepers != 0 -> ring_waiters(who)
+     :: else ->
+        if
+        :: NOT_TOLD(reply)
+        :: else -> ring_service(who)
+        fi
      fi
   fi
 }
 
-#define ANY_BIT (knocked[0] || knocked[SENDERS - 1])
-
 proctype sender(byte s) {
   byte k = 1;
-  bool was;
+  bool was, skip_it, reply;
   do
   :: k <= LETTERS ->
+     reply = IS_REPLY(s, k);
      buffered[s] = k;             /* written.store(release) */
 #ifndef NO_FENCE
      drain(s);                    /* full_fence() */
 #endif
-     was = knocked[s];
+     skip_it = false;             /* is_watched(), load by load */
      if
-     :: !was -> atomic { drain(s); knocked[s] = true }   /* fetch_or */
+     :: watched == s ->
+        if
+        :: awake != 0 -> skip_it = true
+        :: else ->
+           if
+#ifndef NO_SLEEPERS
+           :: reply && waiters_sleepers != 0
+#endif
+           :: else ->
+              if
+              :: NOT_TOLD(reply) -> skip_it = true
+              :: else -> skip_it = (service_sleepers == 0)
+              fi
+           fi
+        fi
      :: else
      fi;
-     rouse(IS_REPLY(s, k));
+     if
+     :: !skip_it ->
+        was = knocked[s];
+        if
+        :: !was -> atomic { drain(s); knocked[s] = true }   /* fetch_or */
+        :: else
+        fi;
+        rouse(reply, s)
+     :: else
+     fi;
      k++
   :: else -> break
   od;
@@ -96,108 +170,175 @@ end: do
   od
 }
 
-/* Takes one letter; `moved` tells whether there was one. Under the lock. */
-inline poll(serves, moved) {
-  byte p = 0;
-  moved = false;
+/* One round under the lock: clears bits, reads rings, watches another ring perhaps. */
+inline poll(serves) {
+  byte p = 0, q = NONE;
   do
   :: p < SENDERS ->
      if
-     :: knocked[p] ->
-        knocked[p] = false;           /* exchange */
-        do                        /* the whole ring: rings that are not empty stay in the queue */
-        :: read[p] < written[p] ->
+     :: knocked[p] -> atomic { knocked[p] = false; queued[p] = true }  /* exchange, enqueue */
+     :: else
+     fi;
+     if
+     :: watched == p && HAS(p) -> queued[p] = true
+     :: else
+     fi;
+     if
+     :: queued[p] ->
+        do                        /* has_letter() after the bit was cleared */
+        :: HAS(p) ->
            read[p]++;
-           moved = true;
            if
-           :: IS_REPLY(p, read[p]) -> replied = true; ring_waiters()
-           :: !IS_REPLY(p, read[p]) && serves -> served++
+           :: IS_REPLY(p, read[p]) -> replied = true; ring_waiters(OWN)
+           :: !IS_REPLY(p, read[p]) && serves -> served++; handled = true
            :: else ->
               tasks++;
 #ifndef NO_TASK_RING
-              ring_service()
+              ring_service(OWN)
 #else
               skip
 #endif
            fi
-        :: else -> break
+        :: else -> queued[p] = false; break
         od
      :: else
      fi;
      p++
   :: else -> break
-  od; p = 0
+  od;
+  if                              /* set_watched() */
+  :: changes < CHANGES ->
+     changes++;
+     q = watched;
+     if :: watched = 0 :: watched = SENDERS - 1 :: watched = NONE fi;
+#ifndef NO_OLD_LOOK
+     if
+     :: q != NONE -> if :: HAS(q) -> queued[q] = true :: else fi
+     :: else
+     fi
+#endif
+  :: true
+  fi;
+  p = 0; q = NONE
 }
 
-#define FOR_SERVICE (tasks != 0 || (awake == 0 && ANY_BIT))
+#define FOR_SERVICE (tasks != 0 || (!ATTENDED && (ANY_BIT || SEES_WATCHED)))
+
+#ifdef NO_COUNT
+#define COUNT_NAP(same, seen) skip
+#else
+#define COUNT_NAP(same, seen) d_step { CHANGE(same, seen) }
+#endif
 
 active proctype service() {
-  byte seen;
-  bool moved;
+  bool handled = false;
   do
-  :: atomic { tasks != 0 -> tasks--; served++ }
+  :: atomic { tasks != 0 -> tasks--; served++; handled = true }
   :: tasks == 0 && FOR_SERVICE ->
      atomic { !lock -> lock = true };
-     poll(true, moved);
+     poll(true);
      lock = false
   :: !FOR_SERVICE ->
+#ifdef LINGER
+     /* begin_to_linger() and end_lingering(), as it likes. */
+     if
+     :: !lingers -> lingers = true
+     :: lingers ->
+        ending = true;
+        if
+#ifndef NO_INSIDE
+        :: inside != 0 -> ending = false
+#endif
+        :: else -> lingers = false; ending = false
+        fi
+     :: true
+     fi;
+#endif
      service_sleepers++;
-     seen = service_value;
+     atomic { COUNT_NAP(service_same, service_seen); service_seen = true };
      !lock;                       /* taken and let go of: nobody has a letter in his hand */
 #ifndef NO_LOOK
      if
-     :: FOR_SERVICE -> service_sleepers--
+     :: FOR_SERVICE
      :: else ->
 #else
      if
      :: true ->
 #endif
-        d_step { if :: service_value == seen -> service_asleep = true :: else fi }
-end:    !service_asleep;
-        service_sleepers--
-     fi
+        d_step { if :: service_seen -> service_asleep = true :: else fi }
+end:    if
+        :: !service_asleep
+#if defined(LINGER) && !defined(LINGER_ALL)
+        :: lingers -> service_asleep = false   /* a moment has passed */
+#endif
+        fi
+     fi;
+     COUNT_NAP(service_same, service_seen);
+     service_sleepers--
+#ifdef BUSY
+  :: handled -> handled = false; (replied)
+#endif
   od
 }
 
 /* A thread in wait(): until its reply, or its deadline. */
 active proctype waiter() {
-  byte seen;
-  bool moved;
+  bool counts = false, handled = false;
   if :: replied -> goto out :: else fi;
-  awake++;
+#define ENTER                                                                     \
+  if                                                                              \
+  :: lingers && !ending ->                                                        \
+     inside++;                                                                    \
+     if                                                                           \
+     :: lingers && !ending -> counts = true                                       \
+     :: else -> inside--; counts = false; awake++                                 \
+     fi                                                                           \
+  :: else -> counts = false; awake++                                              \
+  fi
+#define LEAVE if :: counts -> inside-- :: else -> awake-- fi
+  ENTER;
   do
   :: replied -> break
+#ifndef PATIENT
   :: true -> break                /* the deadline */
-  :: !replied && ANY_BIT ->
+#endif
+  :: !replied && (ANY_BIT || SEES_WATCHED) ->
      atomic { !lock -> lock = true };
-     poll(false, moved);
+     poll(false);
      lock = false
   :: !replied ->
      waiters_sleepers++;
-     seen = waiters_value;
-     awake--;
+     atomic { COUNT_NAP(waiters_same, waiters_seen); waiters_seen = true };
+     LEAVE;
      !lock;                       /* taken and let go of: nobody has a letter in his hand */
 #ifndef NO_LOOK_WAITER
      if
-     :: ANY_BIT || replied
+     :: ANY_BIT || SEES_WATCHED || replied
      :: else ->
 #else
      if
      :: true ->
 #endif
-        d_step { if :: waiters_value == seen -> waiter_asleep = true :: else fi }
+        d_step { if :: waiters_seen -> waiter_asleep = true :: else fi }
 #ifdef PATIENT
         !waiter_asleep
 #else
         if :: !waiter_asleep :: waiter_asleep = false fi   /* woken, or in time for its deadline */
 #endif
      fi;
-     awake++;
+     ENTER;
+     COUNT_NAP(waiters_same, waiters_seen);
      waiters_sleepers--
   od;
-  awake--;
 #ifndef NO_HAND_OVER
-  if :: ANY_BIT -> rouse(true) :: else fi;
+  if
+  :: counts -> inside--           /* who lingers looks */
+  :: else ->
+     awake--;
+     if :: ANY_BIT || SEES_WATCHED -> rouse(true, OWN) :: else fi
+  fi;
+#else
+  LEAVE;
 #endif
 out:
   skip
