@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -21,6 +22,7 @@
 #include "coll/control.h"
 #include "coll/mesh.h"
 #include "coll/shared_memory.h"
+#include "transport/shm/shm_endpoint.h"
 
 namespace convoy::coll::test {
 namespace {
@@ -105,6 +107,49 @@ Clock::time_point idle(Rank& r) {
   return Clock::now();
 }
 
+// Endpoints that are connected with each other: when lost() was called.
+class Losses final : public transport::Inbox {
+ public:
+  std::string victim;
+  std::atomic<Clock::rep> told{0};
+  std::atomic<transport::Endpoint*> endpoint{nullptr};
+
+  void arrived(transport::Remote&, transport::Arrival&&) noexcept override {}
+  void lost(transport::Remote& remote, const Error& error) noexcept override {
+    if (remote.address().encode() != victim) return;
+    EXPECT_NE(std::string(error.what()).find("SIGKILL"), std::string::npos) << error.what();
+    told.store(Clock::now().time_since_epoch().count());
+    if (auto* const known = endpoint.load()) known->wake();
+  }
+};
+
+Clock::time_point between_endpoints(Rank& r, bool busy) {
+  Losses inbox;
+  const auto endpoint = shm::make_shm_endpoint(inbox);
+  inbox.endpoint = endpoint.get();
+  r.store()->set(concat("address/", r.id()), endpoint->address().encode());
+  const auto address = [&](int rank) {
+    return r.store()->get(concat("address/", rank), r.deadline());
+  };
+  inbox.victim = address(kVictim);
+  std::vector<transport::Remote*> remotes;
+  for (int other = 0; other < kRanks; ++other) {
+    if (other == r.id()) continue;
+    remotes.push_back(&endpoint->remote(transport::Address::decode(address(other))));
+    remotes.back()->try_send({});
+  }
+  r.barrier();
+  r.mark("ready");
+  if (!busy && r.id() == kVictim) r.wait_for("never");
+  while (busy && inbox.told.load() == 0) {
+    for (auto* const remote : remotes) remote->try_send({.reply = true});
+    endpoint->poll(transport::Endpoint::Serve::kReplies);
+  }
+  endpoint->wait(r.deadline(), [&] { return inbox.told.load() != 0; });
+  inbox.endpoint = nullptr;
+  return Clock::time_point(Clock::duration(inbox.told.load()));
+}
+
 void measure(const char* what, const Behaviour& behaviour, bool formation = false) {
   std::vector<double> times;
   std::mt19937 random(7);
@@ -154,6 +199,12 @@ TEST(Faults, Outside) { measure_loop("killed outside, others wait", "outside"); 
 TEST(Faults, Late) { measure("killed while another rank is late", beside_a_late_rank); }
 TEST(Faults, Formation) { measure("killed while the group is made", in_formation, true); }
 TEST(Faults, Idle) { measure("killed while the group is idle", idle); }
+TEST(Faults, EndpointsBusy) {
+  measure("endpoints that send", [](Rank& r) { return between_endpoints(r, true); });
+}
+TEST(Faults, EndpointsIdle) {
+  measure("endpoints that are idle", [](Rank& r) { return between_endpoints(r, false); });
+}
 
 }  // namespace
 }  // namespace convoy::coll::test
