@@ -9,7 +9,7 @@
 using namespace std::chrono_literals;
 namespace rpc = convoy::rpc;
 
-torch::Tensor my_add(torch::Tensor a, torch::Tensor b) { return a + b; }
+torch::Tensor my_add(const torch::Tensor& a, const torch::Tensor& b) { return a + b; }
 CONVOY_RPC(my_add);
 
 // Types of your own name their fields.

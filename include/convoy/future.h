@@ -41,6 +41,7 @@ struct Callback {
   virtual ~Callback() = default;
   virtual void run() noexcept = 0;
   Callback* next = nullptr;
+  std::shared_ptr<void> request = nullptr;  // in whose handler it was made: it goes on with that
 };
 
 // The state of a future but for its value. Ends once. Thread-safe.

@@ -204,6 +204,7 @@ class ValueSource {
     } else if constexpr (std::same_as<T, std::monostate>) {
       std::uint8_t value = 0;
       copy(&value, 1);
+      if (value != 0) wrong_kind();
       return {};
     } else {
       T value;

@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <thread>
 
 #include "agent/agent.h"
+#include "agent/executor.h"
 #include "base/error.h"
 #include "convoy/share.h"
 #include "rpc/message.h"
@@ -48,6 +50,9 @@ void run_callbacks(Callback* newest) noexcept {
   }
   while (first) {
     const std::unique_ptr<Callback> callback(std::exchange(first, first->next));
+    // Whatever handler this thread is in the middle of, it is not that one's.
+    const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
+    const agent::CurrentScope scope(request ? request->get() : nullptr);
     callback->run();
   }
 }
@@ -120,6 +125,9 @@ FutureCore::~FutureCore() {
 
 void FutureCore::on_done(std::unique_ptr<Callback> callback) noexcept {
   Callback* newest = callbacks_.load(std::memory_order_acquire);
+  if (agent::Request* const request = agent::Request::current(); request && newest != closed()) {
+    callback->request = std::make_shared<agent::RequestRef>(request);
+  }
   while (newest != closed()) {
     callback->next = newest;
     if (callbacks_.compare_exchange_weak(newest, callback.get(), std::memory_order_acq_rel)) {
@@ -147,8 +155,9 @@ void FutureCore::check() const {
 
 namespace {
 
-// Without a session, on a thread of the user's.
+// Without a session.
 bool wait_alone(FutureCore& core, const Deadline& deadline) {
+  const agent::Executor::Waiting waiting;  // if this is a thread of one
   struct Gate {
     std::mutex mutex;
     std::condition_variable opened;
@@ -167,6 +176,13 @@ bool wait_alone(FutureCore& core, const Deadline& deadline) {
     return true;
   }
   return gate->opened.wait_until(lock, deadline.when(), ready);
+}
+
+// A wait may be over long before the future: it keeps no session.
+void wake_when_done(FutureCore& core, const std::weak_ptr<SessionImpl>& session) {
+  when_done(core, [session] {
+    if (const auto here = session.lock()) here->agent().wake();
+  });
 }
 
 [[noreturn]] void fail_late() {
@@ -191,7 +207,7 @@ void FutureCore::wait(const Deadline& deadline) {
     } else if (has_call_ && deadline.is_never()) {
       session->agent().wait(slot_of(call_));
     } else {
-      if (session != session_) when_done(*this, [session] { session->agent().wake(); });
+      if (session != session_) wake_when_done(*this, session);
       in_time = session->agent().wait(deadline, [this] { return done(); });
     }
     if (!in_time) fail_late();
@@ -232,7 +248,7 @@ void wait_all(const std::vector<FutureCore*>& futures, const Deadline& deadline)
       if (!session) session = session_here(future->session());
     }
     if (session) {
-      when_done(*all, [session] { session->agent().wake(); });
+      wake_when_done(*all, session);
       if (!session->agent().wait(deadline, [&] { return all->done(); })) fail_late();
     } else {
       all->wait(deadline);
@@ -334,7 +350,15 @@ void start_call(const CallStart& start, const Body& body) {
 }
 
 void wait_for_call(SessionImpl& session, FutureCore& core) {
-  session.agent().wait(slot_of(core.call_));
+  CallSlot& slot = slot_of(core.call_);
+  try {
+    session.agent().wait(slot);
+  } catch (...) {
+    // It is on this stack: it must have ended.
+    session.agent().cancel(slot);
+    while (!slot.over()) std::this_thread::yield();
+    throw;
+  }
   core.check();
 }
 

@@ -10,12 +10,16 @@
 
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "agent/agent.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/quote.h"
 #include "base/thread.h"
 #include "convoy/rpc_function.h"
 #include "rpc/message.h"
@@ -90,7 +94,15 @@ void run_function(void* data, agent::RequestRef request) noexcept {
 
 std::vector<agent::Handler> exported_handlers() {
   std::vector<agent::Handler> handlers;
+  std::set<std::pair<std::string_view, std::uint64_t>> names;
   for (const FunctionEntry* const entry : convoy::detail::exported_functions()) {
+    if (!names.emplace(entry->call_name, entry->call_hash).second) {
+      convoy::fail(ErrorKind::kInvalidArgument, "rpc: two functions are called ",
+                   in_quotes(entry->call_name, 300), " and are ",
+                   in_quotes(entry->call_signature, 300),
+                   ": they are static, or in unnamed namespaces, of two files; callers could not "
+                   "tell one from the other");
+    }
     handlers.push_back({.key = {entry->call_name, entry->call_signature, entry->call_hash},
                         .run = &run_function,
                         .data = const_cast<FunctionEntry*>(entry)});

@@ -103,8 +103,12 @@ void SessionImpl::destroy(SessionImpl* session) noexcept {
   }
 }
 
+std::weak_ptr<SessionImpl> SessionImpl::weak_of(const agent::Request& request) {
+  return static_cast<SessionImpl*>(request.agent().user())->weak_from_this();
+}
+
 std::shared_ptr<SessionImpl> SessionImpl::of(const agent::Request& request) {
-  auto session = static_cast<SessionImpl*>(request.agent().user())->weak_from_this().lock();
+  auto session = weak_of(request).lock();
   if (!session) fail(ErrorKind::kCancelled, "rpc: the session is about to end");
   return session;
 }
@@ -237,7 +241,7 @@ CurrentCall current() {
     fail(ErrorKind::kInvalidArgument, "rpc::current(): no call's handler runs on this thread");
   }
   return CurrentCall(std::make_shared<CurrentCall::State>(
-      CurrentCall::State{agent::RequestRef(request), detail::SessionImpl::of(*request),
+      CurrentCall::State{agent::RequestRef(request), detail::SessionImpl::weak_of(*request),
                          to_info(request->caller()), std::string(request->function_name())}));
 }
 

@@ -23,6 +23,7 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   bool allows(const std::string& op) const;
   // Of a call whose handler runs. kCancelled if the session is about to end.
   static std::shared_ptr<SessionImpl> of(const agent::Request& request);
+  static std::weak_ptr<SessionImpl> weak_of(const agent::Request& request);
 
  private:
   explicit SessionImpl(const SessionOptions& options);

@@ -77,6 +77,11 @@ FunctionEntry* entry_of(Functions& known, const void* identity) {
 
 // Of "sim::Net::forward(at::Tensor) const": "sim::Net::forward".
 std::string without_parameters(std::string name) {
+  // What the demangler says of functions that return strings is no part of their name.
+  constexpr std::string_view kTag = "[abi:cxx11]";
+  for (auto at = name.find(kTag); at != std::string::npos; at = name.find(kTag)) {
+    name.erase(at, kTag.size());
+  }
   if (name.ends_with(" const")) name.resize(name.size() - 6);
   if (!name.ends_with(')')) return name;
   int depth = 0;

@@ -90,6 +90,13 @@ Future<at::Tensor> async_chained(const std::string& to, const at::Tensor& a) {
 }
 CONVOY_RPC(async_chained);
 
+// What follows the call goes on with this handler's.
+Future<std::string> async_function_of_callback(int to) {
+  return current().session().rpc_async<descend>(to, 1).then(
+      [](int) { return current().function(); });
+}
+CONVOY_RPC(async_function_of_callback);
+
 Future<at::Tensor> async_raise() {
   Promise<at::Tensor> promise;
   promise.set_error(std::make_exception_ptr(std::runtime_error("Expected error")));
@@ -141,6 +148,8 @@ CONVOY_RPC(grad_mode_then_off);
 
 // Not exported.
 int secret() { return 42; }
+
+void secret_fill(at::Tensor t) { t.fill_(1); }
 
 // One of two is.
 int overloaded(int n) { return n; }
@@ -671,6 +680,8 @@ TEST(RpcTest, AsyncFunctions) {  // test_async_function_simple, _chained, _neste
     const auto c = name_of((rank + 2) % 3);
     EXPECT_TRUE(equal(session.rpc_sync<async_add>(b, c, ones, ones), 2));
     EXPECT_TRUE(equal(session.rpc_sync<async_chained>(b, c, ones), 4));
+    EXPECT_EQ(session.rpc_sync<async_function_of_callback>(b, rank),
+              "convoy::rpc::test::async_function_of_callback");
     expect_error(ErrorKind::kRemote, "Expected error", [&] { session.rpc_sync<async_raise>(b); });
     expect_error(ErrorKind::kRemote, "Expected error",
                  [&] { static_cast<void>(session.rpc_async<async_raise>(b).wait()); });
@@ -766,6 +777,7 @@ TEST(RpcTest, NothingRunsWithTensorsOfCallsThatWereGivenUp) {
 }
 
 TEST(RpcTest, ResultsMayBeWrittenOnceTheyAreReturned) {
+  weights().zero_();
   run_workers(2, [](Session& session, int rank) {
     if (rank != 0) return;
     for (int i = 0; i < 20; ++i) {
@@ -848,6 +860,23 @@ TEST(RpcTest, LentTensors) {
         EXPECT_TRUE(equal(shared, 7));
       },
       {}, RankMode::kProcesses);
+}
+
+TEST(RpcTest, LentTensorsOfCallsThatFailComeBack) {
+  Session session({.name = "me"});
+  const auto before = share::usage();
+  {
+    const auto shared = share::empty({100'000}).zero_();
+    EXPECT_EQ(share::usage().blocks, before.blocks + 1);
+    for (int i = 0; i < 3; ++i) {
+      expect_error(ErrorKind::kInvalidArgument, "secret_fill",
+                   [&] { session.to("me", {.lend = true}).rpc_sync<secret_fill>(shared); });
+    }
+    session.to("me", {.lend = true}).rpc_sync<fill>(shared, 3);
+    EXPECT_TRUE(equal(shared, 3));
+  }
+  EXPECT_EQ(share::usage().blocks, before.blocks);
+  session.shutdown();
 }
 
 TEST(RpcTest, RequiresGradIsKept) {
@@ -951,6 +980,7 @@ TEST(RpcTest, PeerProcessGone) {  // test_handle_send_exceptions
 TEST(RpcTest, EventsHavePyTorchsNames) {
   static std::mutex mutex;
   static std::vector<std::string> names;
+  names.clear();
   run_workers(2, [](Session& session, int rank) {
     if (rank != 0) return;
     const auto handle = at::addThreadLocalCallback(
