@@ -247,9 +247,9 @@ ShmEndpoint::Moved ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const Par
 
 ShmEndpoint::Moved ShmEndpoint::arrive(ShmRemote& remote, Arrival&& arrival) {
   const bool reply = arrival.reply;
+  const bool& wakes = arrival.wakes;  // the inbox may take the parts, but leaves this
   inbox_.arrived(remote, std::move(arrival));
-  // The inbox may have taken the parts, but has left this.
-  return reply && arrival.wakes ? Moved::kReply : Moved::kSomething;
+  return reply && wakes ? Moved::kReply : Moved::kSomething;
 }
 
 // --- large letters ---
