@@ -142,8 +142,7 @@ TEST_F(BookTest, ATakeoverThatWasBrokenOffIsDoneAgain) {
 // never have one slot, and nobody's bit is cleared by a takeover that comes late. Owners and users
 // clear up after the dead.
 TEST_F(BookTest, ManyProcessesOneAfterAnother) {
-  constexpr int kThreads = 4, kLives = 500;
-  constexpr auto kMost = static_cast<std::size_t>(kThreads * kLives);
+  constexpr ProcessWord kThreads = 4, kLives = 500, kMost = kThreads * kLives;
   const auto generation = book.begin(first, 100);
   std::vector<std::atomic<bool>> dead(kMost + 1);  // by the word of the process
   // What it finds is old when it is used.
@@ -153,7 +152,7 @@ TEST_F(BookTest, ManyProcessesOneAfterAnother) {
     return found;
   };
   // Others live for ever and leave few slots.
-  for (int i = 0; i < kMostHolders - 2 * kThreads; ++i) {
+  for (int i = 0; i < kMostHolders - 8; ++i) {
     claim(process_word(2 + i, 7));
   }
   // All slots may be in the hands of others who clear them.
@@ -180,10 +179,10 @@ TEST_F(BookTest, ManyProcessesOneAfterAnother) {
   });
   {
     std::vector<std::jthread> threads;
-    for (int t = 0; t < kThreads; ++t) {
+    for (ProcessWord t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
-        for (int life = 0; life < kLives; ++life) {
-          const auto self = static_cast<ProcessWord>(1 + life * kThreads + t);
+        for (ProcessWord life = 0; life < kLives; ++life) {
+          const ProcessWord self = 1 + life * kThreads + t;
           const int slot = claim_patiently(self);
           auto& user = users[static_cast<std::size_t>(slot)];
           const ProcessWord before = user.exchange(self);
