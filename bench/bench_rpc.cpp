@@ -4,7 +4,7 @@
 //   bench_rpc local [quick]     the function of small calls without a call
 //   bench_rpc memcpy [quick]    the limit of large tensors: two copies within warm huge pages
 #include <ATen/Functions.h>
-#include <ATen/Operators.h>
+#include <ATen/TensorOperators.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -88,7 +88,7 @@ void run_local(const CallBudget& budget) {
   Medians medians;
   medians.add("call", repeat(budget, 300, [&] {
                 const auto start = Clock::now();
-                for (int i = 0; i < kTogether; ++i) add(a, b);
+                for (int i = 0; i < kTogether; ++i) bench::add(a, b);
                 return microseconds_since(start) / kTogether;
               }));
   medians.print();

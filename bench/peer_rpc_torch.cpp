@@ -104,11 +104,7 @@ void serve(const std::string& folder, int line) {
   static_cast<void>(!::read(line, &end, 1));
 }
 
-}  // namespace
-}  // namespace bench
-
-int main(int argc, char** argv) {
-  using namespace bench;
+int run(int argc, char** argv) {
   ::setenv("TP_SOCKET_IFNAME", "lo", 1);
   const std::string word = argc > 1 ? argv[1] : "";
   if (word == "serve") {
@@ -131,4 +127,16 @@ int main(int argc, char** argv) {
   ::rmdir(folder.c_str());
   std::fflush(stdout);
   std::_Exit(0);  // PyTorch's agent wants both sides to leave together
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int argc, char** argv) {
+  try {
+    return bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_rpc_torch: %s\n", error.what());
+    return 1;
+  }
 }

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
@@ -100,7 +101,8 @@ void count(const RequestRef& request) {
 }
 
 // Function 0 echoes, function 1 answers when it is asked the next time, 2 never answers.
-void echo(void*, RequestRef request) noexcept {
+void echo(void*, RequestRef taken) noexcept {
+  const RequestRef request = std::move(taken);
   count(request);
   std::vector<Piece> pieces;
   for (const Part& part : request->parts()) pieces.push_back({part.bytes});
@@ -112,7 +114,10 @@ void later(void* data, RequestRef request) noexcept {
   if (kept) kept->fail(ErrorKind::kRemote, "type", "later");
   kept = std::move(request);
 }
-void never(void*, RequestRef request) noexcept { count(request); }
+void never(void*, RequestRef taken) noexcept {
+  const RequestRef request = std::move(taken);
+  count(request);
+}
 
 Hello hello_of(const Id& session, Input& input) {
   return {.session = session,

@@ -1,4 +1,5 @@
 // docs/wire.md shows the bytes that are sent.
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -6,7 +7,6 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <variant>
 #include <vector>
@@ -90,9 +90,8 @@ std::map<std::string, std::string> sent() {
       {"call", head_bytes(agent::CallHead{
                    .function = 3, .number = 17, .remaining = time, .slot = 9, .behind = 2})},
       {"reply", head_bytes(agent::ReplyHead{.slot = 9, .number = 17})},
-      {"error",
-       agent::encode_error(
-           {static_cast<std::uint32_t>(ErrorKind::kRemote), "std::runtime_error", "no"})},
+      {"error", agent::encode_error(
+                    {static_cast<std::uint32_t>(ErrorKind::kRemote), "std::runtime_error", "no"})},
       {"cancel", head_bytes(agent::CancelHead{.number = 17, .floor = 15})},
       {"gather", head_bytes(agent::GatherHead{.group = 0x0102030405060708, .number = 1})},
       {"values",
