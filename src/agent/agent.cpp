@@ -66,8 +66,8 @@ Agent::~Agent() {
   abort();
   executor_.stop();
   life_->end();
-  tick_.reset();
-  owned_endpoint_.reset();
+  if (tick_) tick_->stop();
+  owned_endpoint_.reset();  // its thread may still look at tick_
   auto spare = spare_requests_.lock();
   for (Request* const request : *spare) delete request;
 }
@@ -193,6 +193,8 @@ void Agent::connect(Peer& peer) {
     say_hello(peer, /*asks=*/true);
     arm(now() + kHelloAgain);
   } catch (const Error& error) {
+    // Everything else may pass: the next call tries again.
+    if (error.kind() != ErrorKind::kPeerLost) throw;
     lose(peer, error);
   }
 }
@@ -209,9 +211,14 @@ void Agent::say_hello(Peer& peer, bool asks) {
   const std::string head = encode_hello(hello);
   const std::string table = encode_table(functions_->table());
   const Piece piece{std::as_bytes(std::span(table))};
-  remote->try_send({.kind = static_cast<transport::LetterKind>(LetterType::kHello),
-                    .head = std::as_bytes(std::span(head)),
-                    .pieces = {&piece, 1}});
+  try {
+    remote->try_send({.kind = static_cast<transport::LetterKind>(LetterType::kHello),
+                      .head = std::as_bytes(std::span(head)),
+                      .pieces = {&piece, 1}});
+  } catch (const Error& error) {
+    log_warn("rpc, ", options_.name, ": ", peer.worker.name,
+             " cannot be greeted now: ", error.what());
+  }
 }
 
 void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> head,
@@ -245,8 +252,15 @@ void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> hea
     peer.open = peer.open || hello.knows;
     remote.user.store(&peer, std::memory_order_release);
     peer.remote.store(&remote, std::memory_order_release);
+    // It knows us when it says so, and has to be asked for that.
+    if (!peer.open) peer.hello_again = now() + kHelloAgain;
+  }
+  // Before we knew whose it is: nobody tells us again.
+  if (remote.lost()) {
+    return lose(peer, Error(ErrorKind::kPeerLost, concat(remote.name(), " is gone")));
   }
   if (hello.asks) say_hello(peer, /*asks=*/false);
+  arm(now() + kHelloAgain);
   flush(peer);
 }
 
@@ -276,6 +290,13 @@ void Agent::adopt_parts(std::vector<Part>& parts) {
     part.hold = std::move(found->second.memory);
     memory->erase(found);
   }
+}
+
+void Agent::require_home() const {
+  if (home_.is_here()) [[likely]]
+    return;
+  fail(ErrorKind::kUnsupported, options_.name,
+       ": a session cannot be used in a forked child of the process that made it");
 }
 
 void Agent::arrived(transport::Remote& remote, transport::Arrival&& arrival) noexcept {
@@ -312,9 +333,13 @@ void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
     case LetterType::kCall: return hear_call(peer, arrival);
     case LetterType::kReply: return hear_reply(peer, arrival);
     case LetterType::kError: return hear_error(peer, arrival);
-    case LetterType::kCancel: return hear_cancel(peer, arrival.head);
+    case LetterType::kCancel: return hear_cancel(peer, arrival);
     case LetterType::kGather: return hear_gather(peer, arrival);
-    case LetterType::kGoodbye: return lose(peer, std::nullopt);
+    case LetterType::kGoodbye:
+      if (!arrival.head.empty() || !arrival.parts.empty()) {
+        fail(ErrorKind::kInvalidArgument, "a goodbye with something in it");
+      }
+      return lose(peer, std::nullopt);
     case LetterType::kHello: break;
   }
   const auto handler = letter_handlers_.find(arrival.kind);
@@ -348,6 +373,7 @@ void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
     peer.why = error ? error->what() : "it has left the session";
     why = concat(peer.worker.name, " is lost: ", peer.why);
     while (Call* const call = peer.first_call) {
+      peer.count_error(*call);
       peer.unlink(*call);
       ended.calls.emplace_back(call, failure_of(*call, ErrorKind::kPeerLost, why));
     }

@@ -25,6 +25,7 @@
 #include "base/id.h"
 #include "convoy/deadline.h"
 #include "convoy/store.h"
+#include "os/fork_guard.h"
 #include "transport/endpoint.h"
 
 namespace convoy::agent {
@@ -84,6 +85,7 @@ class Agent final : private transport::Inbox {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
   // abort(), then waits for handlers. Not in a handler, nor in Call::ended(): see in_own_thread().
+  // Not in a forked child: its owner leaves it alone there (DeleteAtHome).
   ~Agent() override;
 
   // Tells the others by the store, whose keys are this session's alone, and waits until all have
@@ -119,6 +121,8 @@ class Agent final : private transport::Inbox {
   // Until ready() or the deadline, by the endpoint's clock; this thread takes answers meanwhile.
   // Whoever makes ready() true outside of ended() must wake(). False: the deadline passed.
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready);
+  // The same for what no answer brings: this thread takes nothing.
+  bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready);
   void wake() noexcept { endpoint_->wake(); }
   Deadline::Clock::time_point now() const { return endpoint_->now(); }
 
@@ -179,6 +183,7 @@ class Agent final : private transport::Inbox {
   void room(transport::Remote& remote) noexcept override;
 
   // agent.cpp: workers, connections.
+  void require_home() const;
   Peer& peer(WorkerId worker) const;
   void connect(Peer& peer);
   void say_hello(Peer& peer, bool asks);
@@ -215,7 +220,7 @@ class Agent final : private transport::Inbox {
 
   // agent_serve.cpp: others'.
   void hear_call(Peer& peer, transport::Arrival& arrival);
-  void hear_cancel(Peer& peer, std::span<const std::byte> head);
+  void hear_cancel(Peer& peer, const transport::Arrival& arrival);
   void run(Request& request) noexcept;
   void handler_waits() noexcept;
   void answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
@@ -228,12 +233,13 @@ class Agent final : private transport::Inbox {
 
   // agent_together.cpp
   void hear_gather(Peer& peer, transport::Arrival& arrival);
-  std::string describe_under_way() const;
 
+  const HomeProcess home_;
   AgentOptions options_;
   std::atomic<std::chrono::nanoseconds> call_timeout_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> draining_{false};
+  std::atomic<int> awaits_idle_{0};  // threads in shutdown() that wait for the end of requests
   const std::shared_ptr<AgentLife> life_;
 
   // Filled by admit(), constant from then on; `met_` tells other threads.

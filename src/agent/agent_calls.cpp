@@ -47,6 +47,7 @@ std::string Agent::out_of_time(const Call& call) {
 
 void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoing,
                   const CallOptions& options) {
+  require_home();
   Peer& callee = peer(to);
   check_outgoing(outgoing);
   const auto refuse_closed = [&] {
@@ -74,6 +75,7 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
   call.bytes_ = bytes;
   call.started_ = now;
   call.timeout_ = timeout;
+  call.timeout_left_ = timeout;
   call.deadline_ = deadline;
   Failure failure;
   Lock lock(callee.mutex);
@@ -95,13 +97,16 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
     started_.fetch_add(1, std::memory_order_relaxed);
     const std::uint32_t slot = call.slot_;
     const std::uint64_t number = call.number_;
+    if (full && !deadline.is_never()) call.timeout_left_ = deadline.when() - quick_now();
     try {
       send(callee, lock, LetterType::kCall, {}, outgoing, &call);
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       if (!callee.is_linked(&call, slot, number)) return;  // it has ended otherwise
       callee.unlink(call);
+      lock.unlock();
       call.over_.store(true, std::memory_order_relaxed);
+      endpoint_->wake();  // there is room for others
       throw;
     }
     if (!deadline.is_never()) arm(deadline.when());
@@ -119,8 +124,9 @@ bool Agent::wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadl
          " bytes are on their way to ", peer.worker.name, "; the limits are ", options_.most_calls,
          " and ", options_.most_bytes, ": wait for some, or raise the limits");
   }
-  // Who is asked to take an answer must not wait for others.
-  if (InboxScope::is_here(this) && !executor_.is_here()) return true;
+  // Handlers do not wait: those who called them may be what they would wait for, and there are no
+  // more of them than callers may have calls. Nor does whoever is asked to take an answer.
+  if (Request::current() || InboxScope::is_here(nullptr)) return true;
   lock.unlock();
   const bool in_time = wait(deadline, [&] {
     const std::scoped_lock look(peer.mutex);
@@ -153,6 +159,7 @@ void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {
 
 void Agent::hear_error(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<ReplyHead>(arrival.head, "error of a call");
+  if (head.zero != 0) fail(ErrorKind::kInvalidArgument, "this is no error: bytes are not zero");
   const ErrorFields fields = decode_error(arrival.parts.empty() ? arrival.head.subspan(sizeof head)
                                                                 : arrival.parts[0].bytes);
   Call* call = nullptr;
@@ -180,19 +187,25 @@ void Agent::wait(Call& call) {
 }
 
 bool Agent::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
+  require_home();
   if (ready()) return true;
   handler_waits();
   const Executor::Waiting waiting;
   return endpoint_->wait(deadline, ready);
 }
 
+bool Agent::wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) {
+  if (ready()) return true;
+  handler_waits();
+  const Executor::Waiting waiting;
+  return endpoint_->wait_aside(deadline, ready);
+}
+
 bool Agent::cancel(Call& call) { return !call.over() && give_up(call, ErrorKind::kCancelled); }
 
 // The lock is held. What ends is told later, when it is not.
 void Agent::retract(Peer& peer, Call& call, Ended& ended) {
-  FunctionStats& counters = peer.counters_of(call.function_);
-  ++counters.calls;
-  ++counters.errors;
+  peer.count_error(call);
   if (auto queued = peer.unqueue(call)) {
     ended.letters.emplace_back(std::move(queued->on_sent), "its call has ended");
   } else {

@@ -60,7 +60,6 @@ struct Agent::Gathers {
   using Key = std::pair<std::uint64_t, std::uint64_t>;  // group, number
   struct State {
     std::map<std::uint64_t, std::uint64_t> begun;  // how many, by group
-    std::map<std::uint64_t, std::uint64_t> ended;  // up to this number
     std::map<Key, std::map<WorkerId, std::string>> values;
   };
   Guarded<State> state;
@@ -74,6 +73,7 @@ class Agent::Tick {
   Tick(const Tick&) = delete;
   Tick& operator=(const Tick&) = delete;
   ~Tick();
+  void stop() noexcept;
 
   // On the thread that serves, around a handler; what begin() returned goes into the others.
   std::uint64_t begin() noexcept;

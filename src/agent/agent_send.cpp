@@ -75,7 +75,7 @@ void Agent::send(Peer& peer, Lock& lock, LetterType type, std::span<const std::b
   CallHead call_head;
   std::span<const std::byte> front = head;
   if (call) {
-    call_head = head_of(peer, *call, call->timeout_);
+    call_head = head_of(peer, *call, call->timeout_left_);
     front = std::as_bytes(std::span(&call_head, 1));
   }
   auto write = [&](std::span<std::byte> to) {

@@ -23,7 +23,11 @@ constexpr int kQuietTicks = 100;
 
 // Of the handler that runs on this thread.
 thread_local bool handler_has_waited = false;
-thread_local std::uint64_t inline_run = 0;
+struct InlineRun {
+  void* tick = nullptr;  // whose
+  std::uint64_t run = 0;
+};
+thread_local InlineRun inline_run;
 
 }  // namespace
 
@@ -92,6 +96,12 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   {
     Lock lock(peer.mutex);
     const bool is_new = !peer.lost && peer.seen.add(head.number, head.number - head.behind);
+    const bool nonsense = peer.seen.ranges() > SeenNumbers::kMostRanges;
+    if (nonsense) {
+      lock.unlock();
+      recycle(request);
+      fail(ErrorKind::kInvalidArgument, "calls with numbers in no order");
+    }
     if (!is_new || !function) {
       if (is_new) {
         say_error(peer, lock, head.slot, head.number, ErrorKind::kInvalidArgument, "",
@@ -100,9 +110,6 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
       lock = {};
       recycle(request);
       return;
-    }
-    if (peer.seen.ranges() > SeenNumbers::kMostRanges) {
-      fail(ErrorKind::kInvalidArgument, "calls with numbers in no order");
     }
     request->function_ = function;
     request->number_ = head.number;
@@ -126,9 +133,9 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   if (tick_ && average != 0 && average < static_cast<std::uint64_t>(options_.most_inline.count()) &&
       executor_.try_enter()) {
     request->body_ = body;
-    inline_run = tick_->begin();
+    inline_run = {tick_.get(), tick_->begin()};
     run(*request);
-    tick_->end(std::exchange(inline_run, 0));
+    tick_->end(std::exchange(inline_run, {}).run);
     executor_.leave();
     inline_runs_.fetch_add(1, std::memory_order_relaxed);
     return;
@@ -164,12 +171,19 @@ void Agent::run(Request& request) noexcept {
 
 void Agent::handler_waits() noexcept {
   handler_has_waited = true;
-  if (inline_run != 0) tick_->take_over(inline_run);
+  // It may be another agent's handler that waits here.
+  if (inline_run.tick) static_cast<Tick*>(inline_run.tick)->take_over(inline_run.run);
 }
 
-void Agent::hear_cancel(Peer& peer, std::span<const std::byte> bytes) {
-  const auto head = decode_head<CancelHead>(bytes, "cancellation");
+void Agent::hear_cancel(Peer& peer, const transport::Arrival& arrival) {
+  const auto head = decode_head<CancelHead>(arrival.head, "cancellation");
+  if (arrival.head.size() != sizeof head || !arrival.parts.empty()) {
+    fail(ErrorKind::kInvalidArgument, "this is no cancellation: there is more behind it");
+  }
   const std::scoped_lock lock(peer.mutex);
+  if (peer.seen.ranges() > SeenNumbers::kMostRanges) {
+    fail(ErrorKind::kInvalidArgument, "cancellations with numbers in no order");
+  }
   // If it has not come yet, it will be too late.
   if (peer.seen.add(head.number, std::min(head.floor, head.number))) return;
   for (Request* request = peer.first_request; request; request = request->after_) {
@@ -181,6 +195,13 @@ void Agent::hear_cancel(Peer& peer, std::span<const std::byte> bytes) {
 
 void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexcept {
   Peer& peer = *request.peer_;
+  // Whoever waits for the end of all requests hears of this one, without the lock.
+  struct Tell {
+    Agent& agent;
+    ~Tell() {
+      if (agent.awaits_idle_.load(std::memory_order_relaxed) != 0) agent.endpoint_->wake();
+    }
+  } const tell{*this};
   Lock lock(peer.mutex);
   peer.unlink(request);
   FunctionStats& counters = peer.counters_of(request.function_->id);
@@ -246,40 +267,48 @@ namespace {
 
 class PostedTask final : public Task {
  public:
-  explicit PostedTask(std::function<void()> function) : function_(std::move(function)) {}
+  PostedTask(std::function<void()> function, void (*enter)())
+      : function_(std::move(function)), enter_(enter) {}
 
  private:
   void run_task() noexcept override {
     const std::unique_ptr<PostedTask> self(this);
+    if (enter_) enter_();
     function_();
   }
   void discard() noexcept override { delete this; }
 
   std::function<void()> function_;
+  void (*enter_)();
 };
 
 }  // namespace
 
 void Agent::post(std::function<void()> function) {
-  executor_.submit(*new PostedTask(std::move(function)));
+  executor_.submit(*new PostedTask(std::move(function), options_.enter_handler));
 }
 
 // --- the tick ---
 
 Agent::Tick::Tick(Agent& agent) : agent_(agent), thread_(start_thread([this] { watch(); })) {}
 
-Agent::Tick::~Tick() {
+Agent::Tick::~Tick() { stop(); }
+
+void Agent::Tick::stop() noexcept {
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
   }
   wakes_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 std::uint64_t Agent::Tick::begin() noexcept {
-  const std::uint64_t run = run_.load(std::memory_order_relaxed) + 1;
-  run_.store(run);
+  // Somebody may be about to take over from the run before, and a thread after that.
+  std::uint64_t before = run_.load(std::memory_order_relaxed);
+  while (!run_.compare_exchange_weak(before, (before + 1) | 1)) {
+  }
+  const std::uint64_t run = (before + 1) | 1;
   if (asleep_.load()) {
     const std::scoped_lock lock(mutex_);
     asleep_.store(false);

@@ -40,8 +40,12 @@ void Agent::hear_gather(Peer& peer, transport::Arrival& arrival) {
       arrival.parts.empty() ? arrival.head.subspan(sizeof head) : arrival.parts[0].bytes;
   {
     auto gathers = gathers_->state.lock();
-    const auto ended = gathers->ended.find(head.group);
-    if (ended != gathers->ended.end() && head.number <= ended->second) return;
+    const auto begun = gathers->begun.find(head.group);
+    // It has ended here.
+    if (begun != gathers->begun.end() && head.number <= begun->second &&
+        !gathers->values.contains({head.group, head.number})) {
+      return;
+    }
     if (gathers->values.size() >= kMostGathers) {
       fail(ErrorKind::kInvalidArgument, "values for too many groups of workers");
     }
@@ -53,6 +57,7 @@ void Agent::hear_gather(Peer& peer, transport::Arrival& arrival) {
 
 std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<const WorkerId> who,
                                            const Deadline& deadline) {
+  require_home();
   if (closed_.load()) fail(ErrorKind::kInvalidArgument, options_.name, " has been shut down");
   std::vector<WorkerId> sorted(who.begin(), who.end());
   std::sort(sorted.begin(), sorted.end());
@@ -94,7 +99,7 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
       (is_lost(id) ? gone : late).add(peer(id).worker.name);
     }
   };
-  const bool in_time = wait(deadline, [&] {
+  const bool in_time = wait_aside(deadline, [&] {
     NameList late;
     NameList gone;
     missing(late, gone);
@@ -108,8 +113,6 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
     auto gathers = gathers_->state.lock();
     auto values = std::move(gathers->values[key]);
     gathers->values.erase(key);
-    auto& ended = gathers->ended[head.group];
-    ended = std::max(ended, head.number);
     if (late.count() + gone.count() == 0) {
       for (const WorkerId id : who) result.push_back(std::move(values.at(id)));
       return result;
@@ -150,12 +153,21 @@ std::vector<std::string> Agent::under_way() const {
 // Waits until this worker has nothing under way, then compares with the others: if nobody has begun
 // anything since they said so the last time, there is nothing that could begin anything.
 void Agent::shutdown(const Deadline& deadline) {
+  require_home();
   if (closed_.load()) return;
   if (in_own_thread()) {
     fail(ErrorKind::kInvalidArgument, options_.name,
          ": shutdown cannot be called in a handler: it waits for all of them");
   }
   draining_.store(true);
+  // If it throws, the session goes on.
+  struct Undo {
+    std::atomic<bool>& draining;
+    bool done = false;
+    ~Undo() {
+      if (!done) draining.store(false);
+    }
+  } undo{draining_};
   std::vector<WorkerId> everybody;
   for (const auto& known : peers_) everybody.push_back(known->worker.id);
   const auto idle = [&] {
@@ -164,9 +176,15 @@ void Agent::shutdown(const Deadline& deadline) {
       return known->calls == 0 && known->requests == 0;
     });
   };
-  std::vector<std::string> before;
+  // Of what all said in the round before: the same for all who were in it. Whoever decides does so
+  // by what it is told in one round, so all decide alike.
+  std::uint64_t before = 0;
   for (;;) {
-    if (!wait(deadline, [&] { return closed_.load() || idle(); })) {
+    // Answers tell us only now: they would wake us for each of them while we wait for the others.
+    awaits_idle_.fetch_add(1);
+    const bool is_idle = wait_aside(deadline, [&] { return closed_.load() || idle(); });
+    awaits_idle_.fetch_sub(1);
+    if (!is_idle) {
       const auto lines = under_way();
       std::string text;
       for (std::size_t i = 0; i < lines.size() && i < kMostNamed; ++i) {
@@ -180,6 +198,7 @@ void Agent::shutdown(const Deadline& deadline) {
     WireWriter writer(mine);
     writer.put(started_.load());
     writer.put(taken_.load());
+    writer.put(before);
     std::vector<std::string> now;
     try {
       now = all_gather(mine, everybody, deadline);
@@ -187,20 +206,31 @@ void Agent::shutdown(const Deadline& deadline) {
       fail(error.kind(), "shutdown of ", options_.name, ": ", error.what());
     }
     // What they said is of a moment when they were idle.
-    if (now == before) break;
-    before = std::move(now);
+    std::string counts;
+    std::vector<std::uint64_t> seen_before;
+    for (const std::string& value : now) {
+      WireReader reader(value, "state of a worker");
+      counts += reader.take(2 * sizeof(std::uint64_t));
+      seen_before.push_back(reader.take<std::uint64_t>());
+    }
+    before = hash_text(counts, /*seed=*/1);
+    const bool same = std::all_of(seen_before.begin(), seen_before.end(),
+                                  [&](std::uint64_t value) { return value == before; });
+    if (same) break;
   }
   // Others may wait for what has not gone yet.
-  wait(deadline, [&] {
+  wait_aside(deadline, [&] {
     return std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
       const std::scoped_lock lock(known->mutex);
       return known->queues[0].empty() && known->queues[1].empty() && !known->flushing;
     });
   });
+  undo.done = true;
   abort();
 }
 
 void Agent::abort() noexcept {
+  if (!home_.is_here()) return;
   if (!met_.load(std::memory_order_acquire)) {
     closed_.store(true);
     return;
@@ -222,6 +252,7 @@ void Agent::abort() noexcept {
     Peer& peer = *known;
     const std::scoped_lock lock(peer.mutex);
     while (Call* const call = peer.first_call) {
+      peer.count_error(*call);
       ended.calls.emplace_back(
           call, failure_of(*call, ErrorKind::kCancelled, concat(options_.name, " was shut down")));
       peer.unlink(*call);

@@ -93,6 +93,7 @@ class Call {
   std::uint64_t ticket_ = 0;  // in the flight record
   Deadline deadline_ = Deadline::never();
   std::chrono::nanoseconds timeout_{};
+  std::chrono::nanoseconds timeout_left_{};  // when it is sent
   Deadline::Clock::time_point started_;
 };
 

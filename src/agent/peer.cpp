@@ -120,6 +120,13 @@ std::string Peer::describe_missing(FunctionId function) const {
                 in_quotes(key.signature, 400), " here; build both programs of the same sources");
 }
 
+void Peer::count_error(const Call& call) {
+  FunctionStats& counted = counters_of(call.function_);
+  ++counted.calls;
+  ++counted.errors;
+  counted.bytes_sent += call.bytes_;
+}
+
 FunctionStats& Peer::counters_of(FunctionId function) {
   if (function >= counters.size()) counters.resize(function + 1);
   return counters[function];

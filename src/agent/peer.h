@@ -133,6 +133,7 @@ struct Peer {
   // Why there is no place for it.
   std::string describe_missing(FunctionId function) const;
   FunctionStats& counters_of(FunctionId function);
+  void count_error(const Call& call);
   std::uint64_t floor() const { return first_call ? first_call->number_ : next_number; }
 };
 
