@@ -31,7 +31,7 @@ using namespace std::chrono_literals;
 
 // --- What workers call ------------------------------------------------------------------------
 
-at::Tensor my_add(at::Tensor a, at::Tensor b) { return a + b; }
+at::Tensor my_add(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 CONVOY_RPC(my_add);
 
 int my_rank() { return current().session().worker_info().rank; }
@@ -46,7 +46,7 @@ CONVOY_RPC(echo);
 bool is_contiguous(const at::Tensor& t) { return t.is_contiguous(); }
 CONVOY_RPC(is_contiguous);
 
-void fill(at::Tensor t, double value) {
+void fill(const at::Tensor& t, double value) {
   const torch::NoGradGuard no_gradients;
   t.fill_(value);
 }
@@ -77,7 +77,7 @@ int descend(int depth) {
 }
 CONVOY_RPC(descend);
 
-Future<at::Tensor> async_add(std::string to, at::Tensor a, at::Tensor b) {
+Future<at::Tensor> async_add(const std::string& to, const at::Tensor& a, const at::Tensor& b) {
   return current().session().rpc_async<my_add>(to, a, b);
 }
 CONVOY_RPC(async_add);
@@ -121,6 +121,7 @@ Future<void> coroutine_raise(std::string to) {
 }
 CONVOY_RPC(coroutine_raise);
 
+// NOLINTNEXTLINE(readability-identifier-naming): it is a function
 constexpr auto scale = [](const at::Tensor& t, double by) { return t * by; };
 CONVOY_RPC(scale);
 
@@ -149,7 +150,7 @@ CONVOY_RPC(grad_mode_then_off);
 // Not exported.
 int secret() { return 42; }
 
-void secret_fill(at::Tensor t) { t.fill_(1); }
+void secret_fill(const at::Tensor& t) { t.fill_(1); }
 
 // One of two is.
 int overloaded(int n) { return n; }
@@ -782,7 +783,7 @@ TEST(RpcTest, ResultsMayBeWrittenOnceTheyAreReturned) {
     if (rank != 0) return;
     for (int i = 0; i < 20; ++i) {
       const auto future = session.rpc_async<pull>(1);
-      const auto got = future.wait();
+      const auto& got = future.wait();
       EXPECT_TRUE(equal(got, i));
       weights().add_(1);  // in this process: what was got must not change
       EXPECT_TRUE(equal(got, i));
