@@ -51,10 +51,8 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
   Peer& callee = peer(to);
   check_outgoing(outgoing);
   const auto refuse_closed = [&] {
-    if (!closed_.load(std::memory_order_relaxed) &&
-        (!draining_.load(std::memory_order_relaxed) || Request::current())) {
-      return;
-    }
+    // While it shuts down calls go on: handlers and what follows them may need them.
+    if (!closed_.load(std::memory_order_relaxed)) return;
     fail(ErrorKind::kInvalidArgument, "call of ", declared_function(function).name, " to ",
          callee.worker.name, ": RPC has not been initialized, or ", options_.name,
          " has been shut down");
