@@ -11,7 +11,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, AgentKillSoakTest, testing::Range<std::uint64_t>
 
 TEST_P(AgentKillSoakTest, SurvivorsHearOfItByName) { run_kill(GetParam()); }
 
-TEST(AgentFaultsSoakTest, CallsEndAndAreExecutedOnceAtMost) { run_programs(10'000, 20'000); }
+TEST(AgentFaultsSoakTest, CallsEndAndAreExecutedOnceAtMost) { run_programs(10'000, 5'000); }
 
 }  // namespace
 }  // namespace convoy::agent::test
