@@ -13,10 +13,9 @@ using test::expect_error;
 
 TEST(ErrorTest, KindsHaveNamesOfTheirOwn) {
   std::set<std::string_view> names;
-  for (const auto kind :
-       {ErrorKind::kInvalidArgument, ErrorKind::kUnsupported, ErrorKind::kTimeout,
-        ErrorKind::kPeerLost, ErrorKind::kResource, ErrorKind::kRemote, ErrorKind::kInternal,
-        ErrorKind::kCancelled}) {
+  for (const auto kind : {ErrorKind::kInvalidArgument, ErrorKind::kUnsupported, ErrorKind::kTimeout,
+                          ErrorKind::kPeerLost, ErrorKind::kResource, ErrorKind::kRemote,
+                          ErrorKind::kInternal, ErrorKind::kCancelled}) {
     names.insert(to_string(kind));
   }
   EXPECT_EQ(names.size(), 8u);
