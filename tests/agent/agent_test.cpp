@@ -71,7 +71,8 @@ TEST(AgentTest, AWorldOfOne) {
 }
 
 TEST(AgentTest, BadNamesAreRefused) {
-  for (const std::string name : {"abc*", " ", "", std::string(500, 'a').c_str()}) {
+  for (const std::string& name :
+       {std::string("abc*"), std::string(" "), std::string(), std::string(500, 'a')}) {
     error_text(ErrorKind::kInvalidArgument, [&] { Agent agent({.name = name}); });
   }
   Agent agent({.name = "a-b:c_9"});
@@ -557,7 +558,7 @@ TEST(AgentTest, ShutdownWaitsForCallsEverywhere) {
     const int left = std::stoi(text);
     if (left == 0) return std::string("end");
     const auto next = (request.agent().self().id + 1) % 3;
-    const auto result = sync(request.agent(), next, "chain", std::to_string(left - 1));
+    auto result = sync(request.agent(), next, "chain", std::to_string(left - 1));
     ++done;
     return result;
   });

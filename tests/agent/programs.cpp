@@ -85,7 +85,7 @@ class Program {
   std::string work(Request& request, const std::string& text) {
     ++executions_[text];
     const std::size_t space = text.find(' ');
-    const std::string number = text.substr(0, space);
+    std::string number = text.substr(0, space);
     const std::uint64_t depth = std::stoull(text.substr(space + 1));
     Agent& agent = request.agent();
     if (random_.below(3) == 0) {
