@@ -84,9 +84,8 @@ void NamedFolder::make_folder() {
 }
 
 void NamedFolder::lock_number() {
-  do {
-    number_ = random_u64() & ~Book::kTakingOver;
-  } while (number_ == 0);
+  if (!left_files_) number_ = 0;
+  while (number_ == 0) number_ = random_u64() & ~Book::kTakingOver;
   const std::string path = lock_path(number_);
   // A sweeper may take a file for stale before it is locked, and the folder may go with its last
   // user: what counts is a locked file that is still there.
@@ -224,6 +223,7 @@ std::shared_ptr<Region> NamedFolder::open(const std::string& path, const Find& k
 
 void NamedFolder::leave(const Region& region, bool ended) noexcept {
   if (ended) ::unlink(region.path().c_str());
+  left_files_ = left_files_ || !ended;
   --in_use_;
   rest();
 }

@@ -61,8 +61,10 @@ class NamedFolder {
 
   std::string folder_;
   // Of this process, another one each time that it begins to use files: one that was seen to be
-  // unlocked never comes again.
+  // unlocked never comes again. Unless a file outlived our use of it: then it stays, since a file
+  // that nobody has open yet (bytes that are not turned into a tensor) is kept by its maker's name.
   std::uint64_t number_ = 0;
+  bool left_files_ = false;
   std::uint64_t next_ = 1;
   std::size_t in_use_ = 0;
   UniqueFd lock_;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "base/concat.h"
 #include "kill.h"
 #include "programs.h"
 
@@ -7,7 +8,8 @@ namespace convoy::agent::test {
 namespace {
 
 class AgentKillSoakTest : public testing::TestWithParam<std::uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(Seeds, AgentKillSoakTest, testing::Range<std::uint64_t>(1000, 1200));
+INSTANTIATE_TEST_SUITE_P(Seeds, AgentKillSoakTest, testing::Range<std::uint64_t>(1000, 1200),
+                         [](const auto& test) { return concat("Seed", test.param); });
 
 TEST_P(AgentKillSoakTest, SurvivorsHearOfItByName) { run_kill(GetParam()); }
 
