@@ -43,15 +43,16 @@ bool Request::fail(ErrorKind kind, std::string_view type, std::string_view text)
 // Nobody refers to it any more.
 void Request::drop() noexcept {
   parts_.clear();
-  if (!life_->enter()) {
+  AgentLife& life = *life_;  // the agent has it, too, and stays until leave()
+  if (!life.enter()) {
     delete this;
     return;
   }
   if (!answered_.load()) {
     fail(ErrorKind::kRemote, "", concat(function_name(), " has ended without an answer"));
   }
-  life_->agent.recycle(this);
-  life_->leave();
+  life.agent.recycle(this);  // deletes this, perhaps
+  life.leave();
 }
 
 void Request::run_task() noexcept { life_->agent.run(*this); }
