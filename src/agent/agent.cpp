@@ -110,21 +110,71 @@ void Agent::admit(const Id& session, std::span<const Member> members) {
            " is not unique: worker ", other->second, " has it, too");
     }
   }
-  std::vector<std::unique_ptr<Peer>> peers;
   for (const Member& member : members) {
-    peers.push_back(std::make_unique<Peer>(
+    peers_.push_back(std::make_unique<Peer>(
         Worker{member.name, static_cast<WorkerId>(&member - members.data())}, member.address));
   }
+  begin(session, std::move(names));
+}
+
+void Agent::begin(const Id& session, std::map<std::string, WorkerId, std::less<>> names) {
   session_ = session;
-  peers_ = std::move(peers);
   names_ = std::move(names);
-  std::vector<EarlyHello> early;
   {
     auto held = early_.lock();
     met_.store(true, std::memory_order_release);
-    early = std::exchange(*held, {});
   }
+  hear_early();
+}
+
+void Agent::hear_early() {
+  const auto early = std::exchange(*early_.lock(), {});
   for (const EarlyHello& hello : early) hear_hello(*hello.remote, hello.head, hello.table);
+}
+
+void Agent::enter(const Id& session, WorkerId self, std::span<const Member> members,
+                  std::span<const WorkerId> gone) {
+  CONVOY_CHECK(!met_.load() && self < members.size());
+  std::map<std::string, WorkerId, std::less<>> names;
+  for (const Member& member : members) {
+    check_name(member.name);
+    const auto id = static_cast<WorkerId>(&member - members.data());
+    names.insert_or_assign(member.name, id);
+    peers_.push_back(std::make_unique<Peer>(Worker{member.name, id}, member.address));
+  }
+  for (const WorkerId id : gone) {
+    peers_[id]->lost = true;
+    peers_[id]->why = "it has gone";
+  }
+  options_.rank = self;
+  grows_ = true;
+  begin(session, std::move(names));
+}
+
+void Agent::admit_more(const Member& member) {
+  CONVOY_CHECK(met_.load() && grows_);
+  check_name(member.name);
+  const auto id = static_cast<WorkerId>(peers_.size());
+  peers_.push_back(std::make_unique<Peer>(Worker{member.name, id}, member.address));
+  {
+    const std::unique_lock lock(names_mutex_);
+    names_.insert_or_assign(member.name, id);
+  }
+  hear_early();
+}
+
+void Agent::dismiss(WorkerId worker, const std::optional<Error>& error) noexcept {
+  if (closed_.load() || worker >= peers_.size()) return;
+  lose(*peers_[worker], error);
+}
+
+bool Agent::answers(const transport::Address& address) {
+  try {
+    return !endpoint_->remote(address).lost();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+    return false;
+  }
 }
 
 // --- workers ---
@@ -143,9 +193,15 @@ Peer& Agent::peer(WorkerId worker) const {
 
 const Worker& Agent::self() const { return peer(options_.rank).worker; }
 
-const Worker& Agent::worker(std::string_view name) const {
+const Worker* Agent::find_worker(std::string_view name) const {
+  std::shared_lock lock(names_mutex_, std::defer_lock);
+  if (grows_) lock.lock();
   const auto found = names_.find(name);
-  if (found != names_.end()) return peers_[found->second]->worker;
+  return found == names_.end() ? nullptr : &peers_[found->second]->worker;
+}
+
+const Worker& Agent::worker(std::string_view name) const {
+  if (const Worker* const found = find_worker(name)) return *found;
   std::string others;
   for (std::size_t i = 0; i < peers_.size() && i < 8; ++i) {
     others += concat(i == 0 ? "" : ", ", peers_[i]->worker.name);
@@ -232,6 +288,17 @@ void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> hea
     }
   }
   Hello hello = decode_hello(head, table);
+  if (grows_ && hello.session == session_ && hello.worker >= peers_.size()) {
+    {
+      auto early = early_.lock();
+      if (early->size() >= kMostEarly) return;
+      early->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
+    }
+    // It may have been admitted meanwhile.
+    if (hello.worker < peers_.size()) return hear_early();
+    if (stranger_handler_) stranger_handler_();
+    return;
+  }
   // The address is the endpoint's own word, and the store told us whose it is.
   if (hello.session != session_ || hello.worker >= peers_.size() ||
       peers_[hello.worker]->worker.name != hello.name ||

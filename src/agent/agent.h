@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "agent/call.h"
 #include "agent/executor.h"
 #include "agent/functions.h"
+#include "agent/peer_table.h"
 #include "agent/request.h"
 #include "agent/stats.h"
 #include "base/function_ref.h"
@@ -95,12 +97,25 @@ class Agent final : private transport::Inbox {
   const transport::Address& address() const { return endpoint_->address(); }
   // The same without a store. By rank; this one included.
   void admit(const Id& session, std::span<const Member> members);
+  // The same for a session whose workers come and go (Membership): this one is worker `self`, and
+  // `gone` are there no more.
+  void enter(const Id& session, WorkerId self, std::span<const Member> members,
+             std::span<const WorkerId> gone);
+  // One more, whose number is the next. One thread at a time.
+  void admit_more(const Member& member);
+  // It has left (no error), or was lost by another worker.
+  void dismiss(WorkerId worker, const std::optional<Error>& error) noexcept;
+  // Somebody can be reached there.
+  bool answers(const transport::Address& address);
+  bool has_met() const { return met_.load(std::memory_order_acquire); }
+  const std::string& name() const { return options_.name; }
 
   // --- workers ---
 
   const Worker& self() const;
-  // kInvalidArgument: there is none.
+  // kInvalidArgument: there is none. Of those that had the name, the one that came last.
   const Worker& worker(std::string_view name) const;
+  const Worker* find_worker(std::string_view name) const;  // nullptr: there is none
   const Worker& worker(std::int64_t rank) const;
   std::vector<Worker> workers() const;
   bool is_lost(WorkerId worker) const;
@@ -146,6 +161,9 @@ class Agent final : private transport::Inbox {
   using LetterHandler = std::function<void(const Worker&, std::span<const std::byte> body,
                                            std::vector<Part>&& parts)>;
   void on_letter(transport::LetterKind kind, LetterHandler handler);
+  // On the thread that serves: somebody says hello who is no worker that this one knows. It is
+  // heard again when it is admitted. Before meet().
+  void on_stranger(std::function<void()> handler);
   // On the thread that serves. Before meet().
   void on_lost(std::function<void(const Worker&, const Error&)> handler);
 
@@ -184,6 +202,8 @@ class Agent final : private transport::Inbox {
 
   // agent.cpp: workers, connections.
   void require_home() const;
+  void begin(const Id& session, std::map<std::string, WorkerId, std::less<>> names);
+  void hear_early();
   Peer& peer(WorkerId worker) const;
   void connect(Peer& peer);
   void say_hello(Peer& peer, bool asks);
@@ -242,10 +262,13 @@ class Agent final : private transport::Inbox {
   std::atomic<int> awaits_idle_{0};  // threads in shutdown() that wait for the end of requests
   const std::shared_ptr<AgentLife> life_;
 
-  // Filled by admit(), constant from then on; `met_` tells other threads.
+  // Filled by admit(); `met_` tells other threads. Constant from then on but for peers_ and names_,
+  // where workers come and go.
   Id session_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  PeerTable peers_;
+  mutable std::shared_mutex names_mutex_;  // only where workers come and go
   std::map<std::string, WorkerId, std::less<>> names_;
+  bool grows_ = false;  // enter(): workers come and go
   std::atomic<bool> met_{false};
   struct EarlyHello {
     transport::Remote* remote;
@@ -258,6 +281,7 @@ class Agent final : private transport::Inbox {
   const std::unique_ptr<Functions> functions_;
   std::map<transport::LetterKind, LetterHandler> letter_handlers_;
   std::vector<std::function<void(const Worker&, const Error&)>> lost_handlers_;
+  std::function<void()> stranger_handler_;
 
   const std::unique_ptr<Gathers> gathers_;
   const std::unique_ptr<Placed> placed_;

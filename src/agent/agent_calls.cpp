@@ -70,6 +70,7 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
   const std::size_t bytes = bytes_of(outgoing);
   call.peer_ = &callee;
   call.function_ = function;
+  call.flags_ = options.flags;
   call.bytes_ = bytes;
   call.started_ = now;
   call.timeout_ = timeout;

@@ -46,6 +46,7 @@ void Agent::Ended::tell() noexcept {
 CallHead Agent::head_of(Peer& peer, const Call& call, std::chrono::nanoseconds remaining) const {
   const std::uint64_t behind = call.number_ - peer.floor();
   return {
+      .flags = call.flags_,
       .function = static_cast<std::uint32_t>(peer.place_of(call.function_)),
       .number = call.number_,
       .remaining = call.deadline_.is_never()
@@ -95,6 +96,12 @@ void Agent::send(Peer& peer, Lock& lock, LetterType type, std::span<const std::b
     lock.lock();
     if (call && !peer.is_linked(call, slot, number)) {
       lock.unlock();
+      return;
+    }
+    if (peer.lost) {  // meanwhile: nobody would take it out of its queue
+      const Error gone(ErrorKind::kPeerLost, concat(peer.worker.name, " is lost: ", peer.why));
+      lock.unlock();
+      if (outgoing.on_sent) outgoing.on_sent(&gone);
       return;
     }
   }
@@ -199,6 +206,11 @@ void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoi
 void Agent::on_letter(transport::LetterKind kind, LetterHandler handler) {
   CONVOY_CHECK(kind >= kFirstOtherLetter && !met_.load());
   letter_handlers_[kind] = std::move(handler);
+}
+
+void Agent::on_stranger(std::function<void()> handler) {
+  CONVOY_CHECK(!met_.load());
+  stranger_handler_ = std::move(handler);
 }
 
 void Agent::on_lost(std::function<void(const Worker&, const Error&)> handler) {

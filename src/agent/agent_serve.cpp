@@ -87,7 +87,7 @@ void Agent::recycle(Request* request) noexcept {
 
 void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<CallHead>(arrival.head, "call");
-  if (head.zero != 0 || head.number == 0 || head.behind >= head.number) {
+  if ((head.flags & ~kAllCallFlags) != 0 || head.number == 0 || head.behind >= head.number) {
     fail(ErrorKind::kInvalidArgument, "this is no call: its numbers make no sense");
   }
   Function* const function = functions_->find(head.function);
@@ -114,6 +114,7 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     request->function_ = function;
     request->number_ = head.number;
     request->slot_ = head.slot;
+    request->flags_ = head.flags;
     request->deadline_ =
         head.remaining == kNoLimit
             ? Deadline::never()
@@ -277,6 +278,7 @@ class PostedTask final : public Task {
     function_();
   }
   void discard() noexcept override { delete this; }
+  void refuse(const Error&) noexcept override { delete this; }
 
   std::function<void()> function_;
   void (*enter_)();

@@ -89,6 +89,7 @@ class Call {
   std::uint64_t number_ = 0;
   std::uint32_t slot_ = 0;
   std::uint32_t function_ = 0;
+  std::uint32_t flags_ = 0;
   std::size_t bytes_ = 0;
   std::uint64_t ticket_ = 0;  // in the flight record
   Deadline deadline_ = Deadline::never();
@@ -97,10 +98,18 @@ class Call {
   Deadline::Clock::time_point started_;
 };
 
+// What a layer above tells the other side of a call. Others are refused.
+enum CallFlags : std::uint32_t {
+  kKeepsResult = 1,  // the result stays with the callee: the body begins with what it is called
+  kOnReference = 2,  // the function is one of an object: the body begins with a reference to it
+  kAllCallFlags = 3,
+};
+
 struct CallOptions {
   // nullopt: the session's; 0: none.
   std::optional<std::chrono::nanoseconds> timeout = std::nullopt;
   CallSite where = {};
+  std::uint32_t flags = 0;  // CallFlags
 };
 
 }  // namespace convoy::agent

@@ -29,7 +29,7 @@ inline constexpr std::string_view kHelloMagic = "CVA1";
 inline constexpr std::uint64_t kNoLimit = UINT64_MAX;
 
 struct CallHead {
-  std::uint32_t zero = 0;
+  std::uint32_t flags = 0;      // CallFlags
   std::uint32_t function = 0;   // its place in the callee's table
   std::uint64_t number = 0;     // counts the caller's calls to this callee, from 1
   std::uint64_t remaining = 0;  // nanoseconds until the caller gives up; kNoLimit

@@ -3,9 +3,26 @@
 #include <algorithm>
 #include <thread>
 
+#include "agent/peer_table.h"
 #include "base/concat.h"
+#include "base/error.h"
 
 namespace convoy::agent {
+
+PeerTable::PeerTable() = default;
+
+PeerTable::~PeerTable() {
+  for (auto& chunk : chunks_) delete chunk.load(std::memory_order_relaxed);
+}
+
+void PeerTable::push_back(std::unique_ptr<Peer> peer) {
+  const std::size_t i = size_.load(std::memory_order_relaxed);
+  if (i == kMost) fail(ErrorKind::kResource, "a session has had ", kMost, " workers: no more");
+  auto& chunk = chunks_[i / kChunk];
+  if (!chunk.load(std::memory_order_relaxed)) chunk.store(new Chunk, std::memory_order_release);
+  (*chunk.load(std::memory_order_relaxed))[i % kChunk] = std::move(peer);
+  size_.store(i + 1, std::memory_order_release);
+}
 
 void AgentLife::end() noexcept {
   users_.fetch_or(1);

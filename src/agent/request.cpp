@@ -43,6 +43,7 @@ bool Request::fail(ErrorKind kind, std::string_view type, std::string_view text)
 // Nobody refers to it any more.
 void Request::drop() noexcept {
   parts_.clear();
+  attached_.reset();
   AgentLife& life = *life_;  // the agent has it, too, and stays until leave()
   if (!life.enter()) {
     delete this;
@@ -59,5 +60,10 @@ void Request::run_task() noexcept { life_->agent.run(*this); }
 
 // The agent ends: it was told so.
 void Request::discard() noexcept { const RequestRef last(this, RequestRef::Adopt()); }
+
+void Request::refuse(const Error& error) noexcept {
+  const RequestRef last(this, RequestRef::Adopt());
+  fail(error.kind(), "", concat("no thread for it: ", error.what()));
+}
 
 }  // namespace convoy::agent

@@ -32,6 +32,7 @@ class Request final : private Task {
   const Worker& caller() const;
   std::uint32_t function() const;  // FunctionId
   std::string_view function_name() const;
+  std::uint32_t flags() const { return flags_; }  // CallFlags
   // The caller's, by the clock of this host.
   const Deadline& deadline() const { return deadline_; }
   // The caller has given up, or is gone: nobody waits for the answer.
@@ -41,6 +42,10 @@ class Request final : private Task {
   std::span<const std::byte> body() const { return body_; }
   // May be moved from, and kept.
   std::vector<Part>& parts() { return parts_; }
+
+  // Whatever the layer above keeps with it; gone when nobody refers to it any more. Set in the
+  // handler, before anybody else has it.
+  std::shared_ptr<void>& attached() { return attached_; }
 
   // One of these, once; false: it was answered before. A reply that cannot be sent becomes an
   // error. Nothing is sent to who has gone.
@@ -61,6 +66,7 @@ class Request final : private Task {
   void drop() noexcept;
   void run_task() noexcept override;
   void discard() noexcept override;
+  void refuse(const Error& error) noexcept override;
 
   const std::shared_ptr<AgentLife> life_;
   std::atomic<int> references_{0};
@@ -69,12 +75,14 @@ class Request final : private Task {
   const Function* function_ = nullptr;
   std::uint64_t number_ = 0;
   std::uint32_t slot_ = 0;
+  std::uint32_t flags_ = 0;
   Deadline deadline_ = Deadline::never();
   Deadline::Clock::time_point arrived_;
   std::size_t received_ = 0;  // bytes
   std::span<const std::byte> body_;
   std::vector<std::byte> kept_;  // the body, for a handler that runs later
   std::vector<Part> parts_;
+  std::shared_ptr<void> attached_;
   // Guarded by the peer's mutex, until it is answered:
   Peer* peer_ = nullptr;
   Request* before_ = nullptr;
