@@ -46,7 +46,7 @@ void Executor::submit(Task& task) noexcept {
   (last_ ? last_->next_ : first_) = &task;
   last_ = &task;
   ++queued_;
-  dispatch();
+  dispatch(lock);
 }
 
 Task* Executor::pop() noexcept {
@@ -58,8 +58,9 @@ Task* Executor::pop() noexcept {
   return task;
 }
 
-// Gets one more thread to work if there is something to do and a place to do it.
-void Executor::dispatch() noexcept {
+// Gets one more thread to work if there is something to do and a place to do it. May let go of the
+// lock at its end.
+void Executor::dispatch(Lock& lock) noexcept {
   if (!first_ || running_ >= size_) return;
   ++running_;
   if (idle_ > called_) {
@@ -80,7 +81,22 @@ void Executor::dispatch() noexcept {
   } catch (const std::exception& error) {
     --running_;
     --threads_;
+    if (running_ == 0 && idle_ == 0)
+      return refuse_all(lock, Error(ErrorKind::kResource, error.what()));
     log_warn("rpc: a call waits until one of ", threads_, " threads is free: ", error.what());
+  }
+}
+
+// Whoever waits may wait for one of these.
+void Executor::refuse_all(Lock& lock, const Error& error) noexcept {
+  Task* task = std::exchange(first_, nullptr);
+  last_ = nullptr;
+  queued_ = 0;
+  lock.unlock();
+  while (task) {
+    Task* const next = task->next_;
+    task->refuse(error);
+    task = next;
   }
 }
 
@@ -128,18 +144,18 @@ bool Executor::try_enter() noexcept {
 }
 
 void Executor::leave() noexcept {
-  const std::scoped_lock lock(mutex_);
+  Lock lock(mutex_);
   executor_here = nullptr;
   --running_;
   if (stopping_) thread_ended_.notify_all();
-  dispatch();
+  dispatch(lock);
 }
 
 void Executor::begin_waiting() noexcept {
-  const std::scoped_lock lock(mutex_);
+  Lock lock(mutex_);
   --running_;
   ++waiting_;
-  dispatch();
+  dispatch(lock);
 }
 
 void Executor::end_waiting() noexcept {

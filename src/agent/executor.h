@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "convoy/error.h"
+
 namespace convoy::agent {
 
 // Something to do on a thread of an Executor.
@@ -26,6 +28,8 @@ class Task {
   virtual void run_task() noexcept = 0;
   // Instead of it, if the executor has ended.
   virtual void discard() noexcept = 0;
+  // Instead of it, if there is no thread for it, and none that would come by later.
+  virtual void refuse(const Error& error) noexcept = 0;
 
   Task* next_ = nullptr;
 };
@@ -55,8 +59,8 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
   ~Executor();
 
-  // In order, as there is room. After stop() it is discarded. Takes it even if no thread can be
-  // made now, as long as there is one.
+  // In order, as there is room. After stop() it is discarded. If no more threads can be made it
+  // waits for one that runs; if there is none, or all of them wait, it is refused.
   void submit(Task& task) noexcept;
 
   // A task that runs right here, on a thread that is not the executor's. False: there are `size`
@@ -89,7 +93,9 @@ class Executor {
 
   void begin_waiting() noexcept;
   void end_waiting() noexcept;
-  void dispatch() noexcept;
+  using Lock = std::unique_lock<std::mutex>;
+  void dispatch(Lock& lock) noexcept;
+  void refuse_all(Lock& lock, const Error& error) noexcept;
   void work() noexcept;
   Task* pop() noexcept;
 
