@@ -41,6 +41,10 @@ enum class NoteType : std::uint64_t {
   kDrop = 4,     // no more
 };
 
+// A number in the place of an Id, which notes have room for.
+Id note_id(std::uint64_t number);
+std::uint64_t note_number(const Id& id);
+
 // The doorbell of another endpoint. Set once; kept by loans, which outlive remotes.
 struct RemoteBell {
   std::atomic<Doorbell*> bell{nullptr};
@@ -271,7 +275,7 @@ class ShmEndpoint final : public transport::Endpoint {
   Doorbell& bell() const { return *reinterpret_cast<Doorbell*>(control_->data()); }
   void require_home() const;
 
-  // shm_endpoint.cpp: connections, threads, time.
+  // shm_connections.cpp
   void happen(Event event) noexcept;
   void retry_soon(ShmRemote& remote);
   Peer::Notes notes();
@@ -280,9 +284,13 @@ class ShmEndpoint final : public transport::Endpoint {
   void take_events();
   void take_event(Event& event);
   void take_note(ShmRemote& remote, Event& event);
-  void serve(std::uint64_t turn);
+
+  // shm_endpoint.cpp
   bool run_timers(Lock& lock);
   Deadline next_timer();
+
+  // shm_threads.cpp
+  void serve(std::uint64_t turn);
   bool something(Serve serve) const noexcept;
   bool for_service() const noexcept;
   bool timer_is_due() const noexcept;
@@ -296,8 +304,12 @@ class ShmEndpoint final : public transport::Endpoint {
   void stop_servants() noexcept;
   void be_servant();
   bool has_turn(std::uint64_t turn) const noexcept;
+  void ring_service() noexcept {
+    full_fence();
+    Doorbell::ring_once(bell().service, rung_.service, 1);
+  }
 
-  // shm_arrivals.cpp: what arrives.
+  // shm_arrivals.cpp
   Moved poll_one(Lock& lock, Serve serve);
   void enqueue(ShmRemote& remote);
   void dequeue(ShmRemote& remote);
@@ -306,22 +318,22 @@ class ShmEndpoint final : public transport::Endpoint {
   void end_burst(ShmRemote& remote, bool drained);
   Moved deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter);
   Moved arrive(ShmRemote& remote, transport::Arrival&& arrival);
+  void push_task(Task task);
+  Moved run_task(Lock& lock);
+  bool has_transfer(Serve serve) const;
+  bool letter_comes(Lock& lock);
+
+  // shm_transfers.cpp
   void start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
                       const ParsedLetter& letter);
   void retry_stalled(ShmRemote& remote);
   Moved work_on_transfer(Lock& lock, Serve serve, std::size_t slice);
-  bool has_transfer(Serve serve) const;
-  bool letter_comes(Lock& lock);
   bool resolve(Transfer& transfer);
   void place(Transfer& transfer);
   bool copy_slice(Transfer& transfer, std::size_t budget);
   void end_transfer(ShmRemote& remote);
-  void push_task(Task task);
-  void ring_service() noexcept {
-    full_fence();
-    Doorbell::ring_once(bell().service, rung_.service, 1);
-  }
-  Moved run_task(Lock& lock);
+
+  // shm_losses.cpp
   void lose(ShmRemote& remote, const Error& why);
   void drop_reader(ShmRemote& remote);
   void break_off(ShmRemote& remote, const std::string& what);

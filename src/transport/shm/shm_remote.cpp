@@ -331,10 +331,8 @@ bool ShmRemote::pass_segment(SegmentId id) {
   bool passed = false;
   owner_.heap_.lock()->arena->for_each_segment([&](SegmentId other, const Segment& segment) {
     if (other != id) return;
-    Id number;
-    std::memcpy(number.bytes.data(), &id, sizeof id);
     passed = links_[0].peer->try_note(static_cast<std::uint64_t>(NoteType::kSegment),
-                                      segment.size(), segment.fd(), number);
+                                      segment.size(), segment.fd(), note_id(id));
   });
   if (passed) passed_.insert(id);
   return passed;

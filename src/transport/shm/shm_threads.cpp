@@ -1,0 +1,355 @@
+// The shared-memory endpoint: who polls, who sleeps, who is woken.
+#include "base/error.h"
+#include "base/log.h"
+#include "base/loop.h"
+#include "base/thread.h"
+#include "transport/shm/shm_endpoint_impl.h"
+
+namespace convoy::shm {
+namespace {
+
+// Which endpoint's serving thread this is, and its turn.
+struct Serving {
+  const void* endpoint = nullptr;
+  std::uint64_t turn = 0;
+};
+thread_local Serving serving_here;
+
+// This thread has woken somebody by a system call since it last waited.
+thread_local bool has_woken = false;
+
+// A sleep that was no longer than this, two wake-ups included, would have been a short spin.
+constexpr auto kShortSleep = std::chrono::microseconds(200);
+// How often one looks who lingers, and after how many looks in vain it ends.
+constexpr auto kMoment = std::chrono::microseconds(100);
+constexpr int kQuietMoments = 3;
+// What it takes at most of what comes meanwhile.
+constexpr int kInPassing = 64;
+// So many times in a row somebody was in wait() without a sleep.
+constexpr unsigned kWaitsUntilLingering = 16;
+
+// The thread that is waited for may be on this core's queue: it was woken by this one, perhaps.
+void relax(int spin) noexcept {
+  constexpr int kYieldEvery = 64;
+  if (spin % kYieldEvery == kYieldEvery - 1) {
+    yield_cpu();
+  } else {
+    cpu_relax();
+  }
+}
+
+Deadline earlier(const Deadline& a, const Deadline& b) {
+  return a.is_never() || (!b.is_never() && b.when() < a.when()) ? b : a;
+}
+
+}  // namespace
+
+void note_woken() noexcept { has_woken = true; }
+
+bool ShmEndpoint::timer_is_due() const noexcept {
+  const std::int64_t next = next_timer_.load(std::memory_order_relaxed);
+  return next != INT64_MAX && Clock::now().time_since_epoch().count() >= next;
+}
+
+bool ShmEndpoint::something(Serve serve) const noexcept {
+  if (bell().any() || has_events_.load() || ready_count_.load() != 0 ||
+      transfer_count_[1].load() != 0) {
+    return true;
+  }
+  return serve == Serve::kAll && (task_count_.load() != 0 || transfer_count_[0].load() != 0);
+}
+
+// Rings are looked at by whoever waits; the thread that serves does so when nobody does.
+bool ShmEndpoint::for_service() const noexcept {
+  if (task_count_.load() != 0 || transfer_count_[0].load() != 0) return true;
+  return !is_attended() && something(Serve::kReplies);
+}
+
+// --- those who serve ---
+
+void ShmEndpoint::start_servants() {
+  auto servants = servants_.lock();
+  servants->threads.push_back(start_thread([this] {
+    serve(1);
+    be_servant();
+  }));
+}
+
+void ShmEndpoint::stop_servants() noexcept {
+  stopping_.store(true);
+  ring(bell().service);
+  std::vector<std::thread> threads;
+  {
+    auto servants = servants_.lock();
+    servants->stop = true;
+    threads.swap(servants->threads);
+  }
+  servants_.notify();
+  for (std::thread& thread : threads) thread.join();
+}
+
+bool ShmEndpoint::has_turn(std::uint64_t turn) const noexcept {
+  return !stopping_.load() && turn_.load(std::memory_order_relaxed) == turn;
+}
+
+// Waits for a turn that was handed over, again and again.
+void ShmEndpoint::be_servant() {
+  for (;;) {
+    std::uint64_t turn = 0;
+    {
+      auto servants = servants_.lock();
+      ++servants->idle;
+      servants.wait(Deadline::never(), [&] { return servants->stop || !servants->taken; });
+      --servants->idle;
+      if (servants->stop) return;
+      servants->taken = true;
+      turn = servants->turn;
+    }
+    serve(turn);
+  }
+}
+
+void ShmEndpoint::hand_over() noexcept {
+  if (!home_.is_here() || !options_.service_thread) return;
+  {
+    auto servants = servants_.lock();
+    // One that was handed over and not taken yet is enough.
+    if (servants->stop || !servants->taken) return;
+    if (servants->idle == 0) {
+      try {
+        servants->threads.push_back(start_thread([this] { be_servant(); }));
+      } catch (const std::exception& error) {
+        // This thread goes on serving when its call returns.
+        log_warn("an endpoint could not hand over to another thread: ", error.what());
+        return;
+      }
+    }
+    servants->taken = false;
+    turn_.store(++servants->turn);
+  }
+  servants_.notify();
+  // If it was idle after all.
+  ring(bell().service);
+}
+
+// While threads come to wait() again and again, each of them only for a moment, nobody has to be
+// woken for a reply that comes in between: the thread that serves *lingers*, which is to sleep for
+// a moment at a time and to look.
+void ShmEndpoint::begin_to_linger() noexcept {
+  if (!linger_asked_.exchange(false)) return;
+  visits_seen_ = visits_.load(std::memory_order_relaxed);
+  quiet_ = 0;
+  bell().lingers.exchange(1);
+  lingering_.store(true);
+}
+
+void ShmEndpoint::end_lingering() noexcept {
+  const std::uint64_t visits = visits_.load(std::memory_order_relaxed);
+  quiet_ = visits_seen_.exchange(visits) == visits ? quiet_ + 1 : 0;
+  if (quiet_ < kQuietMoments) return;
+  lingering_.store(false);
+  if (inside_.load() != 0) {  // somebody counts on it
+    lingering_.store(true);
+    return;
+  }
+  quick_waits_.store(0, std::memory_order_relaxed);
+  bell().lingers.exchange(0);
+}
+
+void ShmEndpoint::serve(std::uint64_t turn) {
+  set_thread_name("convoy-letters");
+  serving_here = {this, turn};
+  constexpr int kTimersEvery = 64;
+  Watch watched;
+  const auto sees = [&] {
+    return watched.sees() || bell().watched.load(std::memory_order_relaxed) != watched.number;
+  };
+  while (has_turn(turn)) {
+    bool worked = false;
+    // Who lingers while others come by takes some of what they have left, or they would not come.
+    int left = lingering_.load(std::memory_order_relaxed) && quiet_ == 0 ? kInPassing : INT_MAX;
+    while (((!is_attended() && sees()) || for_service() || timer_is_due()) && left-- > 0 &&
+           has_turn(turn)) {
+      Lock lock(mutex_);
+      if (watched.number != bell().watched.load()) {
+        watched = {watched_ring_, watched_ ? watched_->number_ + 1 : 0};
+      }
+      const Moved moved = poll_one(lock, Serve::kAll);
+      worked |= moved != Moved::kNothing;
+      if (moved == Moved::kReply) wake();
+    }
+    begin_to_linger();
+    const bool lingers = lingering_.load(std::memory_order_relaxed);
+    const int spins = worked && !lingers && !is_attended() ? serve_spins_.spins() : 0;
+    bool came = false;
+    for (int i = 0; i < spins && !came; ++i) {
+      relax(i);
+      came = sees() || something(Serve::kAll) || (i % kTimersEvery == 0 && timer_is_due()) ||
+             !has_turn(turn);
+    }
+    if (came) {
+      serve_spins_.paid();
+      continue;
+    }
+    if (spins != 0) serve_spins_.in_vain();
+    watched = {};
+    const Doorbell::Nap here(bell().service);
+    bool idle = false;
+    {
+      const Lock lock(mutex_);  // nobody has a letter in his hand
+      idle = has_turn(turn) && (left < 0 || (!for_service() && (is_attended() || !sees_watched())));
+    }
+    if (!idle) continue;
+    const auto start = Clock::now();
+    if (lingers) {
+      here.sleep(earlier(next_timer(), Deadline::at(start + kMoment)));
+      end_lingering();
+    } else {
+      here.sleep(next_timer());
+      if (Clock::now() - start < kShortSleep) serve_spins_.paid();
+    }
+  }
+  serving_here = {};
+}
+
+bool ShmEndpoint::poll(Serve serve) {
+  require_home();
+  constexpr int kMostAtOnce = 64;
+  bool moved = false;
+  const auto look = [&] {
+    return something(serve) || bell().watched.load() != 0 ||
+           (serve == Serve::kAll && timer_is_due());
+  };
+  for (int i = 0; i < kMostAtOnce && look(); ++i) {
+    Lock lock(mutex_);
+    const Moved what = poll_one(lock, serve);
+    if (what == Moved::kNothing) break;
+    if (what == Moved::kReply) wake();
+    moved = true;
+  }
+  if (something(Serve::kReplies)) bell().rouse(true, rung_);
+  return moved;
+}
+
+// A thread in wait() that looks at the doorbell and the watched ring. Senders are told so, unless
+// the thread that serves lingers: then they need not know.
+class ShmEndpoint::Attendance {
+ public:
+  Attendance(ShmEndpoint& endpoint) : endpoint_(endpoint) { enter(); }
+  Attendance(const Attendance&) = delete;
+  Attendance& operator=(const Attendance&) = delete;
+  ~Attendance() { endpoint_.leave_wait(*this); }
+
+  void enter() noexcept {
+    endpoint_.visits_.store(endpoint_.visits_.load(std::memory_order_relaxed) + 1,
+                            std::memory_order_relaxed);
+    if (endpoint_.lingering_.load()) {
+      endpoint_.inside_.fetch_add(1);
+      counts_on_lingering_ = endpoint_.lingering_.load();
+      if (counts_on_lingering_) return;
+      endpoint_.inside_.fetch_sub(1);
+    }
+    counts_on_lingering_ = false;
+    endpoint_.bell().awake.fetch_add(1);
+  }
+  // True: somebody else is sure to look at what this thread has not seen.
+  bool leave() noexcept {
+    (counts_on_lingering_ ? endpoint_.inside_ : endpoint_.bell().awake).fetch_sub(1);
+    return counts_on_lingering_;
+  }
+
+  Watch watched;
+  bool completed = false;  // a reply, which others may wait for
+  bool quick = false;      // did not sleep
+
+ private:
+  ShmEndpoint& endpoint_;
+  bool counts_on_lingering_ = false;
+};
+
+// What this thread would have looked at next is somebody else's now.
+void ShmEndpoint::leave_wait(Attendance& attendance) noexcept {
+  const bool covered = attendance.leave();
+  if (attendance.completed) wake();
+  if (covered) return;
+  bool more = something(Serve::kReplies) || attendance.watched.sees();
+  if (!more && bell().watched.load() != attendance.watched.number) {
+    const Lock lock(mutex_);
+    more = sees_watched();
+  }
+  if (more) bell().rouse(true, rung_);
+  if (!attendance.quick || !options_.service_thread) {
+    quick_waits_.store(0, std::memory_order_relaxed);
+  } else if (quick_waits_.fetch_add(1, std::memory_order_relaxed) + 1 == kWaitsUntilLingering) {
+    linger_asked_.store(true);
+    ring_service();
+  }
+}
+
+bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
+  require_home();
+  if (ready()) return true;
+  Attendance here(*this);
+  constexpr int kClockEvery = 256;
+  for (;;) {
+    // Who had to be woken will not answer soon.
+    const int spins = std::exchange(has_woken, false) ? 0 : wait_spins_.spins();
+    for (int i = 0;; ++i) {
+      if (here.watched.sees() || something(Serve::kReplies) ||
+          bell().watched.load(std::memory_order_relaxed) != here.watched.number) {
+        Lock lock(mutex_, std::try_to_lock);
+        if (lock.owns_lock()) {
+          if (here.watched.number != bell().watched.load(std::memory_order_relaxed)) {
+            here.watched = {watched_ring_, watched_ ? watched_->number_ + 1 : 0};
+          }
+          const Moved moved = poll_one(lock, Serve::kReplies);
+          if (moved != Moved::kNothing) i = 0;
+          here.completed |= moved == Moved::kReply;
+        }
+      }
+      if (ready()) {
+        if (spins != 0) wait_spins_.paid();
+        here.quick = spins != 0;
+        return true;
+      }
+      if (std::exchange(here.completed, false)) wake();
+      if (i >= spins) break;
+      if (i % kClockEvery == kClockEvery - 1 && deadline.expired()) return ready();
+      relax(i);
+    }
+    if (spins != 0) wait_spins_.in_vain();
+    if (serving_here.endpoint == this && has_turn(serving_here.turn)) hand_over();
+    bool in_time = true;
+    {
+      const Doorbell::Nap asleep(bell().waiters);
+      here.leave();
+      bool idle = false;
+      {
+        const Lock lock(mutex_);  // nobody has a letter in his hand
+        idle = !something(Serve::kReplies) && !sees_watched();
+      }
+      if (idle && !ready()) {
+        const auto start = Clock::now();
+        in_time = asleep.sleep(deadline);
+        if (Clock::now() - start < kShortSleep) wait_spins_.paid();
+      }
+      here.enter();
+    }
+    if (ready()) return true;
+    if (!in_time || deadline.expired()) return false;
+  }
+}
+
+// Senders do not know of it, and whoever serves does so as if it were not there.
+bool ShmEndpoint::wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) {
+  require_home();
+  if (ready()) return true;
+  if (serving_here.endpoint == this && has_turn(serving_here.turn)) hand_over();
+  for (;;) {
+    Announcement here(aside_);
+    if (ready()) return true;
+    if (!here.sleep(deadline)) return ready();
+  }
+}
+
+}  // namespace convoy::shm

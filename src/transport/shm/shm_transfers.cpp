@@ -1,0 +1,254 @@
+// The shared-memory endpoint: large letters that arrive. Everything here runs under
+// ShmEndpoint::mutex_, which is let go of around calls of the inbox and around copying.
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "os/memory_pool.h"
+#include "transport/shm/shm_endpoint_impl.h"
+
+namespace convoy::shm {
+
+using transport::Arrival;
+using transport::Part;
+
+namespace {
+
+// From the memory of another process. False: it could not be read.
+bool read_memory(pid_t pid, std::uint64_t from, std::byte* to, std::size_t bytes) {
+  while (bytes != 0) {
+    const iovec local{to, bytes};
+    const iovec remote{reinterpret_cast<void*>(from), bytes};
+    const ssize_t got = ::process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (got <= 0) {
+      if (got < 0 && errno == EINTR) continue;
+      return false;
+    }
+    to += got;
+    from += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+[[noreturn]] void fail_gone_while_read() {
+  fail(ErrorKind::kPeerLost, "the sender has gone while its memory was read");
+}
+
+Part pool_part(std::size_t bytes, std::byte** data) {
+  auto& pool = MemoryPool::instance();
+  std::shared_ptr<void> memory(pool.allocate(bytes), [&pool](void* place) { pool.free(place); });
+  *data = static_cast<std::byte*>(memory.get());
+  return {{*data, bytes}, Part::Where::kOwned, std::move(memory)};
+}
+
+}  // namespace
+
+// Finds out whether the writer of the ring lets us read its memory, and tells it.
+void ShmRemote::probe() {
+  RingLayout& layout = reader_->layout();
+  std::uint64_t value = 0;
+  const bool allowed = read_memory(info_.pid, layout.probe_address,
+                                   reinterpret_cast<std::byte*>(&value), sizeof value) &&
+                       value == layout.probe_value;
+  layout.direct.store(allowed ? RingLayout::kAllowed : RingLayout::kRefused,
+                      std::memory_order_release);
+}
+
+void ShmEndpoint::start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
+                                 const ParsedLetter& letter) {
+  auto transfer = std::make_unique<Transfer>();
+  transfer->remote = &remote;
+  transfer->peer = remote.links_.at(0).peer;
+  transfer->entry.assign(entry.begin(), entry.end());
+  transfer->letter = parse_letter(transfer->entry);
+  const auto borrow = [&](std::uint16_t loan, bool knock) {
+    return std::make_shared<Borrowed>(remote.reader_, remote.bell_,
+                                      static_cast<std::uint16_t>(loan - 1), knock);
+  };
+  if (letter.loan != 0) transfer->hold = borrow(letter.loan, false);
+  if (letter.direct_loan != 0) transfer->direct = borrow(letter.direct_loan, true);
+  ++remote.transfers_;
+  remote.stalled_.push_back(std::move(transfer));
+  retry_stalled(remote);
+}
+
+// Those whose memory is known here can go on.
+void ShmEndpoint::retry_stalled(ShmRemote& remote) {
+  auto stalled = std::exchange(remote.stalled_, {});
+  for (auto& transfer : stalled) {
+    bool resolved = false;
+    try {
+      resolved = resolve(*transfer);
+    } catch (const Error& error) {
+      end_transfer(remote);
+      break_off(remote, concat("sent something unusable: ", error.what()));
+      continue;
+    }
+    if (!resolved && remote.ending_) {
+      end_transfer(remote);
+      continue;
+    }
+    if (!resolved) {
+      remote.stalled_.push_back(std::move(transfer));
+      continue;
+    }
+    const bool reply = transfer->letter.reply && !remote.joining_;
+    transfers_[reply].push_back(std::move(transfer));
+    transfer_count_[reply].store(transfers_[reply].size());
+    ring(reply ? bell().waiters : bell().service, 1);
+  }
+}
+
+// False: a segment is still on its way.
+bool ShmEndpoint::resolve(Transfer& transfer) {
+  ShmRemote& remote = *transfer.remote;
+  std::vector<Transfer::Source> sources;
+  std::vector<Mapping> memory;
+  for (const auto& piece : transfer.letter.pieces) {
+    Transfer::Source source{.bytes = piece.entry.bytes};
+    if (piece.entry.how == PieceEntry::kInline) {
+      source.data = piece.bytes.data();
+      source.bytes = piece.bytes.size();
+    } else if (piece.entry.how == PieceEntry::kDirect) {
+      source.address = piece.entry.place;
+    } else {
+      const auto found = remote.segments_.find(piece.entry.segment);
+      if (found == remote.segments_.end()) return false;
+      ShmRemote::SegmentSlot& slot = found->second;
+      if (!slot.mapping) slot.mapping = adopt_mapping(std::move(slot.fd), slot.bytes);
+      if (piece.entry.place > slot.mapping->size() ||
+          piece.entry.bytes > slot.mapping->size() - piece.entry.place) {
+        fail(ErrorKind::kInvalidArgument, "a piece beyond its segment");
+      }
+      source.data = slot.mapping->data() + piece.entry.place;
+      memory.push_back(slot.mapping);
+    }
+    sources.push_back(source);
+  }
+  transfer.sources = std::move(sources);
+  if (transfer.hold) transfer.hold->memory = std::move(memory);
+  return true;
+}
+
+// Without the lock.
+void ShmEndpoint::place(Transfer& transfer) {
+  const ParsedLetter& letter = transfer.letter;
+  const Arrival arrival{letter.kind, letter.reply, letter.head, {}};
+  for (std::size_t i = 0; i < transfer.sources.size(); ++i) {
+    Transfer::Source& source = transfer.sources[i];
+    if (source.bytes == 0) {
+      transfer.parts.push_back({.where = Part::Where::kOwned});
+      continue;
+    }
+    const auto to = inbox_.place(*transfer.remote, arrival, i, source.bytes);
+    if (!to.empty()) {
+      CONVOY_CHECK(to.size() == source.bytes, "Inbox::place gave another size");
+      source.to = to.data();
+      transfer.parts.push_back({.bytes = to});
+    } else if (letter.pieces[i].entry.how == PieceEntry::kLent) {
+      transfer.parts.push_back({{source.data, source.bytes}, Part::Where::kLent, transfer.hold});
+    } else {
+      transfer.parts.push_back(pool_part(source.bytes, &source.to));
+    }
+  }
+}
+
+// Without the lock; true when all is there. Throws kPeerLost if the sender is gone: it is lost in a
+// moment, and why is known then. kInvalidArgument if it has sent nonsense.
+bool ShmEndpoint::copy_slice(Transfer& transfer, std::size_t budget) {
+  bool read = false;
+  for (; transfer.piece < transfer.sources.size(); ++transfer.piece, transfer.done = 0) {
+    const Transfer::Source& source = transfer.sources[transfer.piece];
+    if (!source.to) continue;
+    const std::size_t bytes = std::min(budget, source.bytes - transfer.done);
+    if (bytes == 0 && transfer.done < source.bytes) return false;
+    if (source.data) {
+      std::memcpy(source.to + transfer.done, source.data + transfer.done, bytes);
+    } else if (bytes != 0) {
+      read = true;
+      if (!read_memory(transfer.peer->info().pid, source.address + transfer.done,
+                       source.to + transfer.done, bytes)) {
+        if (errno == ESRCH) fail_gone_while_read();
+        fail(ErrorKind::kInvalidArgument, "its memory cannot be read: ", errno_text(errno));
+      }
+    }
+    budget -= bytes;
+    transfer.done += bytes;
+    if (transfer.done < source.bytes) break;
+  }
+  // While that process is there, nobody else has its pid.
+  if (read && liveness_by(transfer.peer->pidfd()) == Liveness::kDead) {
+    fail_gone_while_read();
+  }
+  // Looked at after the read: the writer says so before it lets anybody have that memory.
+  if (read && transfer.direct->ring->layout().revoked.load() != 0) {
+    fail_gone_while_read();
+  }
+  return transfer.piece == transfer.sources.size();
+}
+
+void ShmEndpoint::end_transfer(ShmRemote& remote) {
+  --remote.transfers_;
+  if (remote.ending_ && remote.transfers_ == 0) enqueue(remote);
+}
+
+// A slice of the next one; they take turns.
+ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::size_t slice) {
+  if (!has_transfer(serve)) return Moved::kNothing;
+  const bool reply = !transfers_[1].empty();
+  Moved moved = Moved::kSomething;
+  auto& queue = transfers_[reply];
+  auto transfer = std::move(queue.front());
+  queue.pop_front();
+  transfer_count_[reply].store(queue.size());
+  ShmRemote& remote = *transfer->remote;
+  if (transfer->settles && remote.reader_ && !remote.reader_->has_taken(*transfer->settles)) {
+    queue.push_front(std::move(transfer));
+    transfer_count_[reply].store(queue.size());
+    enqueue(remote);
+    return Moved::kSomething;
+  }
+  lock.unlock();
+  bool done = false;
+  std::optional<Error> failure;
+  try {
+    if (!transfer->placed) place(*transfer);
+    transfer->placed = true;
+    done = transfer->settles || copy_slice(*transfer, slice);
+  } catch (const Error& error) {
+    failure = error;
+  }
+  if (done && transfer->direct && !transfer->settles) {
+    // What the sender wrote before now comes before this letter: that it gives it up, perhaps, and
+    // changes its memory. The next call goes on.
+    transfer->settles = transfer->direct->ring->layout().written.load();
+    done = false;
+  }
+  if (done) {
+    Arrival arrival{transfer->letter.kind, transfer->letter.reply, transfer->letter.head,
+                    std::move(transfer->parts)};
+    // Lent parts keep it; if there are none, the sender has its memory back now.
+    transfer->hold.reset();
+    transfer->direct.reset();
+    moved = arrive(remote, std::move(arrival));
+  }
+  if (failure) transfer.reset();
+  lock.lock();
+  if (failure) {
+    end_transfer(remote);
+    if (failure->kind() != ErrorKind::kPeerLost) break_off(remote, failure->what());
+  } else if (done) {
+    end_transfer(remote);
+  } else {
+    queue.push_back(std::move(transfer));
+    transfer_count_[reply].store(queue.size());
+    // Whoever leaves after this slice may not come back.
+    if (!reply) ring_service();
+  }
+  return moved;
+}
+
+}  // namespace convoy::shm
