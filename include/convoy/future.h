@@ -41,7 +41,8 @@ struct Callback {
   virtual ~Callback() = default;
   virtual void run() noexcept = 0;
   Callback* next = nullptr;
-  std::shared_ptr<void> request = nullptr;  // in whose handler it was made: it goes on with that
+  std::shared_ptr<void> request = nullptr;   // in whose handler it was made: it goes on with that
+  std::shared_ptr<void> recorder = nullptr;  // and with that distributed autograd context
 };
 
 // The state of a future but for its value. Ends once. Thread-safe.

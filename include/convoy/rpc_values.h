@@ -75,6 +75,8 @@ class TensorsOut {
   std::byte* write_next(std::byte* to, std::byte* end);
 
   const c10::SmallVector<Plan, 3>& plans() const { return plans_; }
+  // Those that require grad, in order.
+  const std::vector<at::Tensor>& with_grad() const { return with_grad_; }
   TensorMode mode() const { return mode_; }
   std::uint32_t pieces() const { return pieces_; }
 
@@ -90,6 +92,7 @@ class TensorsOut {
   std::size_t inline_bytes_ = 0;
   std::size_t next_ = 0;
   c10::SmallVector<Plan, 3> plans_;
+  std::vector<at::Tensor> with_grad_;
 };
 
 // The first pass.
@@ -221,8 +224,15 @@ class ValueSource {
     return checked_count(static_cast<std::uint64_t>(take_held<std::int64_t>()), 1);
   }
   [[noreturn]] void wrong_kind() const;
-  // Nothing may be left.
+  // Nothing may be left but what a callback takes that was set here: it gets the tensors that
+  // require grad, in order, and the bytes behind the values.
   void finish() const;
+  using Trailer = void (*)(void* data, const std::vector<at::Tensor>& with_grad,
+                           const std::byte* bytes, std::size_t count);
+  void on_trailer(Trailer callback, void* data) {
+    take_trailer_ = callback;
+    trailer_data_ = data;
+  }
 
   // Types that hold themselves (a tree, say) nest as deep as the bytes say, within limits.
   class Nested {
@@ -257,6 +267,9 @@ class ValueSource {
   void* const parts_;
   std::uint32_t next_piece_ = 1;
   int depth_ = 0;
+  Trailer take_trailer_ = nullptr;
+  void* trailer_data_ = nullptr;
+  std::vector<at::Tensor> with_grad_;
 };
 
 template <class T>

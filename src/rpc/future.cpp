@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "convoy/share.h"
 #include "rpc/message.h"
+#include "rpc/recording.h"
 #include "rpc/session_impl.h"
 #include "rpc/tensor_head.h"
 
@@ -22,13 +23,17 @@ namespace detail {
 // The engine's part of a call, in the state of its future.
 struct CallSlot final : agent::Call {
   CallSlot(FutureCore& future, const CallStart& start)
-      : core(future), session(*start.session), worker(start.worker) {}
+      : core(future),
+        session(*start.session),
+        worker(start.worker),
+        function(start.key.entry->call_name) {}
 
   void ended(agent::Outcome&& outcome) noexcept override;
 
   FutureCore& core;
   SessionImpl& session;
   const std::uint32_t worker;
+  const std::string_view function;
   std::unique_ptr<at::RecordFunction> record;
   std::vector<std::string> lent;  // tensors that are turned by the callee, or never
 };
@@ -53,6 +58,9 @@ void run_callbacks(Callback* newest) noexcept {
     // Whatever handler this thread is in the middle of, it is not that one's.
     const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
     const agent::CurrentScope scope(request ? request->get() : nullptr);
+    const auto& recorder = callback->recorder;
+    const RecorderScope recorded(
+        RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
     callback->run();
   }
 }
@@ -64,6 +72,16 @@ void take_back(const std::vector<std::string>& lent) noexcept {
       static_cast<void>(share::from_bytes(bytes));
     } catch (const std::exception&) {  // the callee has
     }
+  }
+}
+
+// The result came with a context, in which the call was made.
+void take_result_context(void* data, const std::vector<at::Tensor>& with_grad,
+                         const std::byte* bytes, std::size_t count) {
+  const CallSlot& slot = *static_cast<CallSlot*>(data);
+  const RecordTrailer trailer = decode_trailer({bytes, count}, with_grad.size());
+  if (Recordings* const recordings = slot.session.recordings()) {
+    recordings->came(slot.worker, trailer, with_grad, slot.function, /*reply=*/true);
   }
 }
 
@@ -94,6 +112,7 @@ void CallSlot::ended(agent::Outcome&& outcome) noexcept {
   } else {
     try {
       IncomingMessage message(outcome.body, outcome.parts);
+      message.source().on_trailer(&take_result_context, this);
       core.decode(message.source());
       message.source().finish();
     } catch (const Error& error) {
@@ -128,6 +147,7 @@ void FutureCore::on_done(std::unique_ptr<Callback> callback) noexcept {
   if (agent::Request* const request = agent::Request::current(); request && newest != closed()) {
     callback->request = std::make_shared<agent::RequestRef>(request);
   }
+  if (newest != closed()) callback->recorder = recorder_state().recorder;
   while (newest != closed()) {
     callback->next = newest;
     if (callbacks_.compare_exchange_weak(newest, callback.get(), std::memory_order_acq_rel)) {
@@ -272,6 +292,7 @@ struct Resumption {
   std::coroutine_handle<> coroutine;
   agent::RequestRef request;  // whose handler it is
   std::shared_ptr<SessionImpl> session;
+  RecorderHere recorder = recorder_state();
   bool armed = false;  // the coroutine is ours to continue or to destroy
 
   explicit Resumption(std::coroutine_handle<> what) : coroutine(what) {}
@@ -284,6 +305,7 @@ struct Resumption {
     armed = false;
     if (session) clean_thread_state();
     const agent::CurrentScope scope(request.get());
+    const RecorderScope recorded(std::move(recorder));
     coroutine.resume();
   }
 };
@@ -324,7 +346,8 @@ std::chrono::nanoseconds within_clock(std::chrono::milliseconds timeout) {
 void start_call(const CallStart& start, const Body& body) {
   SessionImpl& session = *start.session;
   FutureCore& core = start.core;
-  OutgoingMessage message(body);
+  const Recorded recorded(session, start.worker, body, start.key.entry->call_name);
+  OutgoingMessage message(body, recorded.bytes());
 
   static_assert(sizeof(CallSlot) <= FutureCore::kCallBytes);
   static_assert(alignof(CallSlot) <= alignof(std::max_align_t));
@@ -345,6 +368,7 @@ void start_call(const CallStart& start, const Body& body) {
   } catch (...) {
     core.self_.reset();
     take_back(slot->lent);
+    recorded.forget();
     throw;
   }
 }

@@ -13,7 +13,8 @@ namespace convoy::rpc {
 // its head is empty then. Refers to the values.
 class OutgoingMessage {
  public:
-  explicit OutgoingMessage(const detail::Body& body);
+  // The trailer goes behind the body.
+  explicit OutgoingMessage(const detail::Body& body, std::span<const std::byte> trailer = {});
   OutgoingMessage(const OutgoingMessage&) = delete;
   OutgoingMessage& operator=(const OutgoingMessage&) = delete;
 
@@ -22,6 +23,8 @@ class OutgoingMessage {
  private:
   struct Writer {
     const detail::Body& body;
+    std::span<const std::byte> trailer;
+    std::size_t bytes() const { return body.bytes + trailer.size(); }
     void operator()(std::span<std::byte> to) const noexcept;
   };
 

@@ -23,6 +23,7 @@
 #include "base/thread.h"
 #include "convoy/rpc_function.h"
 #include "rpc/message.h"
+#include "rpc/recording.h"
 #include "rpc/session_impl.h"
 
 namespace convoy::rpc::detail {
@@ -70,8 +71,24 @@ void fail_request(agent::Request& request, const std::exception_ptr& error) noex
 }
 
 void reply_to(agent::Request& request, const Body& body) {
-  OutgoingMessage message(body);
+  const Recorded recorded(request, body);
+  OutgoingMessage message(body, recorded.bytes());
   request.reply(message.outgoing());
+}
+
+// The arguments came with a context: it is the request's from now on.
+void take_context(void* data, const std::vector<at::Tensor>& with_grad, const std::byte* bytes,
+                  std::size_t count) {
+  agent::Request& request = *static_cast<agent::Request*>(data);
+  const RecordTrailer trailer = decode_trailer({bytes, count}, with_grad.size());
+  Recordings* const recordings = static_cast<SessionImpl*>(request.agent().user())->recordings();
+  if (!recordings) return;
+  const std::uint32_t caller = request.caller().id;
+  const std::string_view function = request.function_name();
+  auto recorder = recordings->came(caller, trailer, with_grad, function, /*reply=*/false);
+  if (!recorder) return;
+  request.attached() =
+      std::make_shared<AttachedRecorder>(AttachedRecorder{std::move(recorder), caller, function});
 }
 
 agent::Request& request_of(void* call) { return **static_cast<agent::RequestRef*>(call); }
@@ -86,6 +103,7 @@ void run_function(void* data, agent::RequestRef request) noexcept {
     return;
   }
   IncomingMessage message(request->body(), request->parts());
+  message.source().on_trailer(&take_context, request.get());
   ServedCall call(&request, message.source());
   entry.run_call(&call);
 }

@@ -81,6 +81,7 @@ SessionImpl::SessionImpl(const SessionOptions& options)
   made.rank = static_cast<agent::WorkerId>(place.rank);
   made.name = options.name.empty() ? concat("worker", place.rank) : options.name;
   agent_ = std::make_unique<agent::Agent>(made);
+  recordings_ = make_recordings(*this);
   agent_->meet(*place.store, place.size, deadline);
 }
 

@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "convoy/rpc.h"
 #include "os/fork_guard.h"
+#include "rpc/recording.h"
 
 namespace convoy::rpc::detail {
 
@@ -20,6 +21,8 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   SessionImpl& operator=(const SessionImpl&) = delete;
 
   agent::Agent& agent() { return *agent_; }
+  // Of distributed autograd; nullptr without it.
+  Recordings* recordings() const { return recordings_.get(); }
   bool allows(const std::string& op) const;
   // Of a call whose handler runs. kCancelled if the session is about to end.
   static std::shared_ptr<SessionImpl> of(const agent::Request& request);
@@ -32,6 +35,7 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
 
   const HomeProcess home_;
   std::set<std::string, std::less<>> operators_;
+  std::unique_ptr<Recordings> recordings_;  // handlers use it: it goes after the agent
   std::unique_ptr<agent::Agent> agent_;
 };
 

@@ -135,6 +135,7 @@ std::size_t TensorsOut::add(const at::Tensor& tensor) {
   check_kind(tensor);
   plan.type = static_cast<std::uint8_t>(tensor.scalar_type());
   plan.flags = flags_of(tensor);
+  if ((plan.flags & TensorHead::kRequiresGrad) != 0) with_grad_.push_back(tensor);
   if (lend_ && share::is_shared(tensor)) return add_lent(tensor, std::move(plan));
   if (tensor.layout() == c10::kStrided && tensor.is_cpu() && !tensor.is_nested()) {
     return add_strided(tensor, std::move(plan));
@@ -352,9 +353,11 @@ void ValueSource::wrong_kind() const {
 }
 
 void ValueSource::finish() const {
-  if (at_ != end_) {
+  if (at_ == end_) return;
+  if (!take_trailer_) {
     fail(ErrorKind::kInvalidArgument, "this is no ", kWhat, ": there is more behind it");
   }
+  take_trailer_(trailer_data_, with_grad_, at_, static_cast<std::size_t>(end_ - at_));
 }
 
 at::Tensor ValueSource::take_tensor() {
@@ -423,6 +426,7 @@ at::Tensor ValueSource::take_tensor() {
       in.bad("a tensor's type can have no gradient");
     }
     tensor.set_requires_grad(true);
+    if (take_trailer_) with_grad_.push_back(tensor);
   }
   at_ = end_ - in.left();
   return tensor;
