@@ -109,8 +109,8 @@ bench-quick: bootstrap-peers build ## the same and calls in two minutes: fewer s
 bench-group: build ## what process groups cost beside the collectives below, into build/bench/group.json
 	@bench/group.py
 
-bench-faults: build ## how long survivors take to learn of a killed rank
-	@build/release/bin/bench_faults --gtest_brief=1
+bench-faults: build ## how long survivors take to learn of a killed rank, into build/bench/faults.json
+	@mkdir -p build/bench; BENCH_JSON=build/bench/faults.json build/release/bin/bench_faults --gtest_brief=1
 
 bench-flight: build ## what the flight record costs an operation
 	@build/release/bin/bench_flight
@@ -129,6 +129,9 @@ bench-rpc: bootstrap-actors build ## calls with tensors beside PyTorch's RPC, gR
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed
+
+bench-report: ## draw what the benchmarks left in build/bench: report.html there, and the README's chart
+	@bench/report.py --chart docs/images/speed.svg
 
 soak-coll: build ## SEEDS random programs of collectives and messages (10000: about a quarter of an hour)
 	@for ((first = 1; first <= ($(SEEDS) + 5) / 6; first += 50)); do \

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <string>
@@ -72,7 +73,7 @@ Clock::time_point beside_a_late_rank(Rank& r) {
   const auto group = make_group(r, "world", {.timeout = 60s});
   group->barrier();
   if (r.id() == kVictim) {
-    Work work = group->barrier_async();
+    Work work = group->start(group->calls().barrier());
     auto* const control = mesh_of(*group->medium())->control().data();
     const auto& slot = Layout(kRanks).rank(control, kVictim).slots[work.number() & 1];
     while (slot.arrived.load() < work.number()) std::this_thread::yield();
@@ -150,6 +151,17 @@ Clock::time_point between_endpoints(Rank& r, bool busy) {
   return Clock::time_point(Clock::duration(inbox.told.load()));
 }
 
+// All lines so far, into the file that BENCH_JSON names: bench/report.py draws them.
+void write_record(const char* what, double median, double p99, double longest) {
+  const char* const file = std::getenv("BENCH_JSON");
+  if (!file) return;
+  static std::string records;
+  records += concat(records.empty() ? "" : ",\n", R"(  {"bench": "faults", "what": ")", what,
+                    R"(", "ranks": )", kRanks, R"(, "median_ms": )", median, R"(, "p99_ms": )", p99,
+                    R"(, "longest_ms": )", longest, "}");
+  std::ofstream(file) << "[\n" << records << "\n]\n";
+}
+
 void measure(const char* what, const Behaviour& behaviour, bool formation = false) {
   std::vector<double> times;
   std::mt19937 random(7);
@@ -186,6 +198,7 @@ void measure(const char* what, const Behaviour& behaviour, bool formation = fals
   std::printf("%-38s %7.1f ms median %7.1f ms p99 %7.1f ms maximum (%zu times)\n", what, at(0.5),
               at(0.99), times.back(), times.size());
   std::fflush(stdout);
+  write_record(what, at(0.5), at(0.99), times.back());
 }
 
 void measure_loop(const char* what, const std::string& kind) {
