@@ -226,6 +226,7 @@ std::vector<Worker> Agent::workers() const {
 }
 
 bool Agent::is_lost(WorkerId worker) const {
+  require_home();
   Peer& known = peer(worker);
   const std::scoped_lock lock(known.mutex);
   return known.lost || known.left;
@@ -380,7 +381,10 @@ void Agent::arrived(transport::Remote& remote, transport::Arrival&& arrival) noe
     take_letter(*peer, arrival);
   } catch (const std::exception& error) {
     const std::string why = concat("it sent something unusable: ", error.what());
-    log_warn("rpc, ", options_.name, ": ", peer ? peer->worker.name : remote.name(), ": ", why);
+    if (const auto more = complaints_.lock()->take(now())) {
+      log_warn("rpc, ", options_.name, ": ", peer ? peer->worker.name : remote.name(), ": ", why,
+               *more == 0 ? "" : concat(" (and ", *more, " more that were not logged)"));
+    }
     if (peer) lose(*peer, Error(ErrorKind::kPeerLost, why));
     remote.cut();
   }
@@ -402,6 +406,7 @@ void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
     case LetterType::kError: return hear_error(peer, arrival);
     case LetterType::kCancel: return hear_cancel(peer, arrival);
     case LetterType::kGather: return hear_gather(peer, arrival);
+    case LetterType::kGatherAsk: return hear_gather_ask(peer, arrival);
     case LetterType::kGoodbye:
       if (!arrival.head.empty() || !arrival.parts.empty()) {
         fail(ErrorKind::kInvalidArgument, "a goodbye with something in it");

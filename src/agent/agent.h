@@ -19,6 +19,7 @@
 #include "agent/call.h"
 #include "agent/executor.h"
 #include "agent/functions.h"
+#include "agent/line_limit.h"
 #include "agent/peer_table.h"
 #include "agent/request.h"
 #include "agent/stats.h"
@@ -33,6 +34,7 @@
 namespace convoy::agent {
 
 struct CallHead;
+struct GatherHead;
 struct QueuedLetter;
 enum class LetterType : transport::LetterKind;
 
@@ -79,7 +81,7 @@ struct Member {
 // on the thread that serves the endpoint; never on one that waits. Call::ended() is called by the
 // thread that takes the answer: mostly that which waits for it.
 //
-// docs/rpc.md has the protocol.
+// docs/wire.md has what they write to each other, docs/rpc.md what users see of it.
 class Agent final : private transport::Inbox {
  public:
   // Not met by anybody yet: meet() or admit().
@@ -253,6 +255,9 @@ class Agent final : private transport::Inbox {
 
   // agent_together.cpp
   void hear_gather(Peer& peer, transport::Arrival& arrival);
+  void hear_gather_ask(Peer& peer, const transport::Arrival& arrival);
+  void send_value(Peer& peer, const GatherHead& head, std::string_view value);
+  void ask_for_value(Peer& peer, const GatherHead& head) noexcept;
 
   const HomeProcess home_;
   AgentOptions options_;
@@ -276,6 +281,7 @@ class Agent final : private transport::Inbox {
     std::vector<std::byte> table;
   };
   Guarded<std::vector<EarlyHello>> early_;  // that came before admit()
+  Guarded<LineLimit> complaints_;           // of the log
 
   struct Functions;
   const std::unique_ptr<Functions> functions_;

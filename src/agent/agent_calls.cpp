@@ -194,13 +194,16 @@ bool Agent::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
 }
 
 bool Agent::wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) {
+  require_home();
   if (ready()) return true;
   handler_waits();
   const Executor::Waiting waiting;
   return endpoint_->wait_aside(deadline, ready);
 }
 
-bool Agent::cancel(Call& call) { return !call.over() && give_up(call, ErrorKind::kCancelled); }
+bool Agent::cancel(Call& call) {
+  return !call.over() && home_.is_here() && give_up(call, ErrorKind::kCancelled);
+}
 
 // The lock is held. What ends is told later, when it is not.
 void Agent::retract(Peer& peer, Call& call, Ended& ended) {

@@ -58,9 +58,14 @@ struct Agent::Placed {
 
 struct Agent::Gathers {
   using Key = std::pair<std::uint64_t, std::uint64_t>;  // group, number
+  struct Last {
+    std::uint64_t number;
+    std::string value;  // this worker's
+  };
   struct State {
     std::map<std::uint64_t, std::uint64_t> begun;  // how many, by group
     std::map<Key, std::map<WorkerId, std::string>> values;
+    std::map<std::uint64_t, Last> last;  // that has ended here, by group
   };
   Guarded<State> state;
 };

@@ -195,6 +195,7 @@ void Agent::flush(Peer& peer) noexcept {
 }
 
 void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing) {
+  require_home();
   Peer& known = peer(to);
   if (kind < kFirstOtherLetter) fail(ErrorKind::kInvalidArgument, "a letter of kind ", kind);
   if (!known.remote.load(std::memory_order_acquire)) connect(known);

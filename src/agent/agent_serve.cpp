@@ -44,6 +44,7 @@ std::vector<TableEntry> Agent::Functions::table() const {
 }
 
 void Agent::add_handlers(std::span<const Handler> handlers) {
+  require_home();
   {
     const std::scoped_lock lock(functions_->mutex);
     for (const Handler& handler : handlers) {
@@ -287,6 +288,7 @@ class PostedTask final : public Task {
 }  // namespace
 
 void Agent::post(std::function<void()> function) {
+  require_home();
   executor_.submit(*new PostedTask(std::move(function), options_.enter_handler));
 }
 

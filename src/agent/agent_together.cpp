@@ -4,6 +4,7 @@
 #include "agent/agent_impl.h"
 #include "base/duration.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/wire.h"
 
 namespace convoy::agent {
@@ -13,6 +14,12 @@ constexpr std::size_t kMostGatherHead = 4096;
 // That others have begun, and this worker has not.
 constexpr std::size_t kMostGathers = std::size_t{1} << 16;
 constexpr std::size_t kMostNamed = 8;
+// Who waits so long for a value asks for it, and then less and less often: letters may get lost on
+// endpoints of some kinds.
+constexpr std::chrono::milliseconds kAskAfter(100);
+constexpr std::chrono::milliseconds kMostAskAfter(2000);
+// Longer ones are not kept for those who ask when it is over.
+constexpr std::size_t kMostKeptValue = std::size_t{64} << 10;
 
 // Names of some workers: "worker1, worker2".
 class NameList {
@@ -55,6 +62,64 @@ void Agent::hear_gather(Peer& peer, transport::Arrival& arrival) {
   endpoint_->wake();
 }
 
+void Agent::hear_gather_ask(Peer& peer, const transport::Arrival& arrival) {
+  const auto head = decode_head<GatherHead>(arrival.head, "question for a value");
+  if (arrival.head.size() != sizeof head || !arrival.parts.empty()) {
+    fail(ErrorKind::kInvalidArgument, "this is no question for a value: there is more behind it");
+  }
+  std::string mine;
+  {
+    auto gathers = gathers_->state.lock();
+    const auto under_way = gathers->values.find({head.group, head.number});
+    const auto last = gathers->last.find(head.group);
+    if (under_way != gathers->values.end() && under_way->second.contains(options_.rank)) {
+      mine = under_way->second.at(options_.rank);
+    } else if (last != gathers->last.end() && last->second.number == head.number) {
+      mine = last->second.value;
+    } else {
+      return;  // it has not begun here: the value comes when it does
+    }
+  }
+  {
+    // What waits for room is enough: whoever asks asks again.
+    const std::scoped_lock lock(peer.mutex);
+    if (!peer.queues[0].empty() || !peer.queues[1].empty()) return;
+  }
+  send_value(peer, head, mine);
+}
+
+// Who does not get it now asks for it.
+void Agent::send_value(Peer& peer, const GatherHead& head, std::string_view value) {
+  Lock lock(peer.mutex);
+  if (peer.lost) return;
+  const auto bytes = std::as_bytes(std::span(value));
+  const Piece piece{bytes};
+  Outgoing outgoing;
+  if (bytes.size() <= kMostGatherHead) {
+    outgoing.body = bytes;
+  } else {
+    outgoing.pieces = {&piece, 1};
+  }
+  try {
+    send(peer, lock, LetterType::kGather, std::as_bytes(std::span(&head, 1)), outgoing);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kResource) throw;
+    log_warn("rpc, ", options_.name, ": a value for ", peer.worker.name,
+             " cannot be sent now: ", error.what());
+  }
+}
+
+void Agent::ask_for_value(Peer& peer, const GatherHead& head) noexcept {
+  Lock lock(peer.mutex);
+  if (!peer.open || !peer.queues[0].empty()) return;
+  Outgoing nothing;
+  try {
+    send(peer, lock, LetterType::kGatherAsk, std::as_bytes(std::span(&head, 1)), nothing);
+  } catch (const Error&) {
+    // the next time
+  }
+}
+
 std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<const WorkerId> who,
                                            const Deadline& deadline) {
   require_home();
@@ -67,29 +132,32 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
     fail(ErrorKind::kInvalidArgument, "all_gather: ", options_.name,
          " must be one of those who take part, and each of them once");
   }
+  // What may fail comes first: what has not begun here counts for nobody.
+  for (const WorkerId id : sorted) {
+    Peer& other = peer(id);
+    if (id != options_.rank && !other.remote.load(std::memory_order_acquire)) connect(other);
+  }
   GatherHead head{.group = hash_bytes(std::as_bytes(std::span(sorted)))};
   {
     auto gathers = gathers_->state.lock();
     head.number = ++gathers->begun[head.group];
     gathers->values[{head.group, head.number}].emplace(options_.rank, mine);
   }
-  for (const WorkerId id : sorted) {
-    if (id == options_.rank) continue;
-    Peer& other = peer(id);
-    if (!other.remote.load(std::memory_order_acquire)) connect(other);
-    Lock lock(other.mutex);
-    if (other.lost) continue;
-    const auto bytes = std::as_bytes(std::span(mine));
-    const Piece piece{bytes};
-    Outgoing outgoing;
-    if (bytes.size() <= kMostGatherHead) {
-      outgoing.body = bytes;
-    } else {
-      outgoing.pieces = {&piece, 1};
-    }
-    send(other, lock, LetterType::kGather, std::as_bytes(std::span(&head, 1)), outgoing);
-  }
   const Gathers::Key key{head.group, head.number};
+  // However it ends.
+  struct Forget {
+    Gathers& gathers;
+    const Gathers::Key& key;
+    ~Forget() { gathers.state.lock()->values.erase(key); }
+  } const forget{*gathers_, key};
+  try {
+    for (const WorkerId id : sorted) {
+      if (id != options_.rank) send_value(peer(id), head, mine);
+    }
+  } catch (const Error&) {  // it can be sent to nobody
+    --gathers_->state.lock()->begun[head.group];
+    throw;
+  }
   // Who has not come: those who may, and those who never will.
   const auto missing = [&](NameList& late, NameList& gone) {
     auto gathers = gathers_->state.lock();
@@ -99,24 +167,36 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
       (is_lost(id) ? gone : late).add(peer(id).worker.name);
     }
   };
-  const bool in_time = wait_aside(deadline, [&] {
+  const auto ready = [&] {
     NameList late;
     NameList gone;
     missing(late, gone);
     return late.count() == 0 || gone.count() != 0 || closed_.load();
-  });
+  };
+  bool in_time = false;
+  for (auto patience = kAskAfter;; patience = std::min(2 * patience, kMostAskAfter)) {
+    const auto until = now() + patience;
+    const bool last = !deadline.is_never() && deadline.when() <= until;
+    in_time = wait_aside(last ? deadline : Deadline::at(until), ready);
+    if (in_time || last) break;
+    for (const WorkerId id : sorted) {
+      if (!gathers_->state.lock()->values[key].contains(id)) ask_for_value(peer(id), head);
+    }
+  }
   NameList late;
   NameList gone;
   missing(late, gone);
   std::vector<std::string> result;
-  {
+  if (late.count() + gone.count() == 0) {
     auto gathers = gathers_->state.lock();
-    auto values = std::move(gathers->values[key]);
-    gathers->values.erase(key);
-    if (late.count() + gone.count() == 0) {
-      for (const WorkerId id : who) result.push_back(std::move(values.at(id)));
-      return result;
+    auto& values = gathers->values[key];
+    for (const WorkerId id : who) result.push_back(std::move(values.at(id)));
+    // For those who have not had it yet; none of them can be further behind.
+    gathers->last.erase(head.group);
+    if (mine.size() <= kMostKeptValue) {
+      gathers->last[head.group] = {head.number, std::string(mine)};
     }
+    return result;
   }
   if (gone.count() != 0) {
     fail(ErrorKind::kPeerLost, "all_gather of ", sorted.size(), " workers, ", options_.name, ": ",
@@ -134,6 +214,7 @@ void Agent::barrier(std::span<const WorkerId> who, const Deadline& deadline) {
 // --- the end ---
 
 std::vector<std::string> Agent::under_way() const {
+  require_home();
   std::vector<std::string> lines;
   const auto now = quick_now();
   for (const auto& known : peers_) {
@@ -273,6 +354,7 @@ void Agent::abort() noexcept {
 // --- what it did ---
 
 AgentStats Agent::stats() const {
+  require_home();
   AgentStats stats;
   for (const auto& known : peers_) {
     const std::scoped_lock lock(known->mutex);

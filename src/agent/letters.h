@@ -14,13 +14,14 @@
 namespace convoy::agent {
 
 enum class LetterType : transport::LetterKind {
-  kHello = 1,    // who I am, and what I have to call
-  kCall = 2,     // CallHead, body; pieces
-  kReply = 3,    // ReplyHead, body; pieces
-  kError = 4,    // ReplyHead, ErrorFields, or these in a piece
-  kCancel = 5,   // CancelHead
-  kGoodbye = 6,  // nothing more comes
-  kGather = 7,   // GatherHead, value, or this in a piece
+  kHello = 1,      // who I am, and what I have to call
+  kCall = 2,       // CallHead, body; pieces
+  kReply = 3,      // ReplyHead, body; pieces
+  kError = 4,      // ReplyHead, ErrorFields, or these in a piece
+  kCancel = 5,     // CancelHead
+  kGoodbye = 6,    // nothing more comes
+  kGather = 7,     // GatherHead, value, or this in a piece
+  kGatherAsk = 8,  // GatherHead: the sender still waits for the receiver's value
 };
 // Those from here on are other layers'.
 inline constexpr transport::LetterKind kFirstOtherLetter = 64;

@@ -119,6 +119,7 @@ TEST(WireTest, NumbersStay) {
   EXPECT_EQ(static_cast<int>(LetterType::kCancel), 5);
   EXPECT_EQ(static_cast<int>(LetterType::kGoodbye), 6);
   EXPECT_EQ(static_cast<int>(LetterType::kGather), 7);
+  EXPECT_EQ(static_cast<int>(LetterType::kGatherAsk), 8);
   EXPECT_EQ(agent::kFirstOtherLetter, 64);
   EXPECT_EQ(static_cast<int>(ErrorKind::kInvalidArgument), 0);
   EXPECT_EQ(static_cast<int>(ErrorKind::kRemote), 5);
