@@ -120,6 +120,10 @@ void Agent::admit(const Id& session, std::span<const Member> members) {
 void Agent::begin(const Id& session, std::map<std::string, WorkerId, std::less<>> names) {
   session_ = session;
   names_ = std::move(names);
+  std::vector<std::string> workers;
+  for (const auto& known : peers_) workers.push_back(known->worker.name);
+  // A simulation has another time.
+  if (!options_.start_thread) record_.join(session, options_.rank, workers);
   {
     auto held = early_.lock();
     met_.store(true, std::memory_order_release);
@@ -160,6 +164,7 @@ void Agent::admit_more(const Member& member) {
     const std::unique_lock lock(names_mutex_);
     names_.insert_or_assign(member.name, id);
   }
+  record_.add_worker(id, member.name);
   hear_early();
 }
 
@@ -446,6 +451,7 @@ void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
     why = concat(peer.worker.name, " is lost: ", peer.why);
     while (Call* const call = peer.first_call) {
       peer.count_error(*call);
+      record_.ended(call->ticket_, CallRecord::End::kFailed, quick_now());
       peer.unlink(*call);
       ended.calls.emplace_back(call, failure_of(*call, ErrorKind::kPeerLost, why));
     }

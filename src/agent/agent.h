@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "agent/call.h"
+#include "agent/call_record.h"
 #include "agent/executor.h"
 #include "agent/functions.h"
 #include "agent/line_limit.h"
@@ -283,6 +284,7 @@ class Agent final : private transport::Inbox {
   Guarded<std::vector<EarlyHello>> early_;  // that came before admit()
   Guarded<LineLimit> complaints_;           // of the log
 
+  CallRecord record_;
   struct Functions;
   const std::unique_ptr<Functions> functions_;
   std::map<transport::LetterKind, LetterHandler> letter_handlers_;

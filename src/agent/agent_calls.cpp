@@ -93,6 +93,7 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
     refuse_closed();
     call.over_.store(false, std::memory_order_relaxed);
     callee.link(call);
+    call.ticket_ = record_.sends(to, function, call.number_, now);
     started_.fetch_add(1, std::memory_order_relaxed);
     const std::uint32_t slot = call.slot_;
     const std::uint64_t number = call.number_;
@@ -102,6 +103,7 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       if (!callee.is_linked(&call, slot, number)) return;  // it has ended otherwise
+      record_.ended(call.ticket_, CallRecord::End::kFailed, quick_now());
       callee.unlink(call);
       lock.unlock();
       call.over_.store(true, std::memory_order_relaxed);
@@ -151,7 +153,9 @@ void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {
     counters.bytes_sent += call->bytes_;
     counters.bytes_received += arrival.head.size() - sizeof head;
     for (const Part& part : arrival.parts) counters.bytes_received += part.bytes.size();
-    counters.latency.add(quick_now() - call->started_);
+    const auto now = quick_now();
+    counters.latency.add(now - call->started_);
+    record_.ended(call->ticket_, CallRecord::End::kWell, now);
   }
   call->ended({.body = arrival.head.subspan(sizeof head), .parts = std::move(arrival.parts)});
 }
@@ -171,7 +175,9 @@ void Agent::hear_error(Peer& peer, transport::Arrival& arrival) {
     ++counters.calls;
     ++counters.errors;
     counters.bytes_sent += call->bytes_;
-    counters.latency.add(quick_now() - call->started_);
+    const auto now = quick_now();
+    counters.latency.add(now - call->started_);
+    record_.ended(call->ticket_, CallRecord::End::kFailed, now);
     failure = failure_of(*call, static_cast<ErrorKind>(fields.kind), fields.text);
   }
   failure.remote_type = fields.type;
@@ -208,6 +214,7 @@ bool Agent::cancel(Call& call) {
 // The lock is held. What ends is told later, when it is not.
 void Agent::retract(Peer& peer, Call& call, Ended& ended) {
   peer.count_error(call);
+  record_.ended(call.ticket_, CallRecord::End::kFailed, quick_now());
   if (auto queued = peer.unqueue(call)) {
     ended.letters.emplace_back(std::move(queued->on_sent), "its call has ended");
   } else {

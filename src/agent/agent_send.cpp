@@ -66,6 +66,7 @@ void Agent::send(Peer& peer, Lock& lock, LetterType type, std::span<const std::b
     letter.call = call;
     letter.slot = slot;
     letter.number = number;
+    if (call) record_.queues(call->ticket_);
     peer.queues[large].push_back(std::move(letter));
   };
   if (!peer.open || !peer.queues[large].empty() || (large && peer.flushing)) {
@@ -120,6 +121,7 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
       ended.calls.emplace_back(queued.call,
                                failure_of(*queued.call, ErrorKind::kInvalidArgument,
                                           peer.describe_missing(queued.call->function_)));
+      record_.ended(queued.call->ticket_, CallRecord::End::kFailed, quick_now());
       peer.unlink(*queued.call);
       return SendResult::kLost;
     }
@@ -141,12 +143,16 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
   try {
     result = remote.try_send(letter, queued.on_sent);
     if (large) lock.lock();
+    if (result == SendResult::kSent && peer.is_linked(queued.call, queued.slot, queued.number)) {
+      record_.sent(queued.call->ticket_, quick_now());
+    }
   } catch (const Error& error) {
     if (large) lock.lock();
     log_warn("rpc, ", options_.name, ": a letter to ", peer.worker.name,
              " cannot be sent: ", error.what());
     if (peer.is_linked(queued.call, queued.slot, queued.number)) {
       ended.calls.emplace_back(queued.call, failure_of(*queued.call, error.kind(), error.what()));
+      record_.ended(queued.call->ticket_, CallRecord::End::kFailed, quick_now());
       peer.unlink(*queued.call);
     } else if (queued.reply) {
       // The caller hears of it.

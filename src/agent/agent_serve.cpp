@@ -126,6 +126,7 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     request->received_ = arrival.head.size() - sizeof head;
     for (const Part& part : arrival.parts) request->received_ += part.bytes.size();
     request->peer_ = &peer;
+    request->ticket_ = record_.arrives(peer.worker.id, function->id, head.number, now);
     peer.link(*request);
   }
   taken_.fetch_add(1, std::memory_order_relaxed);
@@ -161,6 +162,7 @@ void Agent::run(Request& request) noexcept {
   handler_has_waited = false;
   if (options_.enter_handler) options_.enter_handler();
   const auto began = quick_now();
+  record_.began(request.ticket_, began);
   function.handler.run(function.handler.data, std::move(task));
   auto took = static_cast<std::uint64_t>(std::max<std::int64_t>((quick_now() - began).count(), 1));
   const auto most = static_cast<std::uint64_t>(options_.most_inline.count());
@@ -211,7 +213,10 @@ void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
   if (type == LetterType::kError) ++counters.failed;
   counters.served_bytes_received += request.received_;
   counters.served_bytes_sent += bytes_of(outgoing);
-  counters.run_time.add(quick_now() - request.arrived_);
+  const auto now = quick_now();
+  counters.run_time.add(now - request.arrived_);
+  record_.ended(request.ticket_,
+                type == LetterType::kError ? CallRecord::End::kFailed : CallRecord::End::kWell, now);
   if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) return;
   const ReplyHead head{.slot = request.slot_, .number = request.number_};
   try {

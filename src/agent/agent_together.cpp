@@ -334,6 +334,7 @@ void Agent::abort() noexcept {
     const std::scoped_lock lock(peer.mutex);
     while (Call* const call = peer.first_call) {
       peer.count_error(*call);
+      record_.ended(call->ticket_, CallRecord::End::kFailed, quick_now());
       ended.calls.emplace_back(
           call, failure_of(*call, ErrorKind::kCancelled, concat(options_.name, " was shut down")));
       peer.unlink(*call);

@@ -79,6 +79,7 @@ class Request final : private Task {
   Deadline deadline_ = Deadline::never();
   Deadline::Clock::time_point arrived_;
   std::size_t received_ = 0;  // bytes
+  std::uint64_t ticket_ = 0;  // in the flight record
   std::span<const std::byte> body_;
   std::vector<std::byte> kept_;  // the body, for a handler that runs later
   std::vector<Part> parts_;

@@ -29,7 +29,7 @@ std::string Engine::describe_activity(int rank) const {
   std::optional<flight::Log> log;
   if (self) {
     const flight::Ring* ring = flight::Recorder::instance().ring();
-    if (ring) log = flight::read(*ring);
+    if (ring) log = flight::read(*ring);  // without its calls
   } else if (const auto fd = head(rank).flight.load(std::memory_order_relaxed); fd != 0) {
     log = flight::read_process(mesh_->process(rank).pid, static_cast<int>(fd - 1),
                                head(rank).flight_inode.load(std::memory_order_relaxed));

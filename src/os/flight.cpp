@@ -9,9 +9,9 @@ namespace {
 
 std::vector<flight::Log> own_log() {
   std::vector<flight::Log> logs;
-  const flight::Ring* ring = flight::Recorder::instance().ring();
-  if (!ring) return logs;
-  if (auto log = flight::read(*ring)) logs.push_back(std::move(*log));
+  const auto& recorder = flight::Recorder::instance();
+  if (!recorder.ring()) return logs;
+  if (auto log = flight::read(*recorder.ring(), recorder.bytes())) logs.push_back(std::move(*log));
   return logs;
 }
 

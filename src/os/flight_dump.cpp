@@ -1,6 +1,7 @@
 #include "os/flight_dump.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -10,6 +11,7 @@
 #include "base/duration.h"
 #include "base/quote.h"
 #include "os/file.h"
+#include "os/flight_calls.h"
 
 namespace convoy::flight {
 namespace {
@@ -279,6 +281,24 @@ Value torch_entry(const Log& log, const Entry& entry, const std::string& group,
               {"failed", entry.state == State::kFailed}};
 }
 
+// Ours: PyTorch's has no calls.
+Value call_entry(const Log& log, const Entry& entry) {
+  const auto wall = [&](nanoseconds time) {
+    return time == nanoseconds::zero() ? Value() : Value((log.wall + (time - log.steady)).count());
+  };
+  const GroupEntry* const session = log.group_of(entry);
+  static constexpr std::array kMade = {"", "queued", "sent", "answered", "failed"};
+  static constexpr std::array kRun = {"", "queued", "running", "answered", "failed"};
+  return Dict{{"worker", session ? session->name : ""},
+              {entry.served ? "caller" : "callee", peer_of(log, entry)},
+              {"function", entry.operation},
+              {"number", entry.number},
+              {"state", (entry.served ? kRun : kMade)[static_cast<std::size_t>(entry.state)]},
+              {"time_created_ns", wall(entry.created)},
+              {"time_started_ns", wall(entry.started)},
+              {"time_ended_ns", wall(entry.ended)}};
+}
+
 enum class Which { kAll, kCommonCollectives };
 
 Value torch_form(const Log& log, const std::vector<Log>& job, Which which) {
@@ -307,22 +327,20 @@ Value torch_form(const Log& log, const std::vector<Log>& job, Which which) {
       entries.push_back(torch_entry(log, entry, name, entry.ticket - 1));
     }
   }
-  return Dict{{"version", "2.10"},
-              {"rank", rank_of(log, job)},
-              {"pid", static_cast<int>(log.pid)},
-              {"pg_config", std::move(config)},
-              {"entries", std::move(entries)}};
+  Dict form = {{"version", "2.10"},
+               {"rank", rank_of(log, job)},
+               {"pid", static_cast<int>(log.pid)},
+               {"pg_config", std::move(config)},
+               {"entries", std::move(entries)}};
+  if (which == Which::kAll && !log.calls.empty()) {
+    List calls;
+    for (const Entry& entry : log.calls) calls.push_back(call_entry(log, entry));
+    form.emplace_back("rpc_calls", std::move(calls));
+  }
+  return form;
 }
 
 // --- for people ---
-
-std::string short_time(nanoseconds time) {
-  if (time < std::chrono::milliseconds(1)) return concat(time.count() / 1000, " us");
-  if (time < std::chrono::seconds(1)) {
-    return concat(std::round(static_cast<double>(time.count()) / 1e5) / 10, " ms");
-  }
-  return format_duration(time);
-}
 
 struct Waiting {
   bool arrived_is_there;     // a rank that is in an operation has come to it
@@ -389,6 +407,14 @@ void write_dumps(const std::string& folder, const std::vector<Log>& job) {
     write_file(concat(folder, "/rank_", rank), to_pickle(log, job), 0644);
     write_file(concat(folder, "/", rank, ".json"), to_json(log, job), 0644);
   }
+}
+
+std::string short_time(nanoseconds time) {
+  if (time < std::chrono::milliseconds(1)) return concat(time.count() / 1000, " us");
+  if (time < std::chrono::seconds(1)) {
+    return concat(std::round(static_cast<double>(time.count()) / 1e5) / 10, " ms");
+  }
+  return format_duration(time);
 }
 
 std::string describe_line(const Log& log, const Entry& entry, nanoseconds now) {

@@ -18,6 +18,8 @@ std::string to_pickle(const Log& log, const std::vector<Log>& job);
 // Throws.
 void write_dumps(const std::string& folder, const std::vector<Log>& job);
 
+// "12 us", "1.2 ms", "3.2 s".
+std::string short_time(std::chrono::nanoseconds time);
 // "all_reduce #41 of group "world", 256 x f32, completed in 1.2 ms, 3.2 s ago, train.cpp:40".
 std::string describe_line(const Log& log, const Entry& entry, std::chrono::nanoseconds now);
 // What the rank did last: lines of at most `most` operations, oldest first. Failures before

@@ -34,8 +34,10 @@ int small(std::uint64_t value) {
   return static_cast<int>(std::min<std::uint64_t>(value, INT32_MAX));
 }
 
-std::optional<Entry> read_entry(const Ring& ring, std::size_t slot) {
-  const Record& record = ring.records[slot];
+// What all records have; `more(entry)` reads the rest. `place` is that word.
+template <class More>
+std::optional<Entry> read_record(const RecordHead& record, std::size_t slot, std::size_t slots,
+                                 std::uint64_t& place, const More& more) {
   const std::uint64_t word = load(record.word);
   if (word == 0 || word % 2 != 0) return std::nullopt;
   Entry entry;
@@ -46,38 +48,74 @@ std::optional<Entry> read_entry(const Ring& ring, std::size_t slot) {
   entry.created = time_of(record.created);
   entry.group = load(record.group);
   entry.number = load(record.number);
-  const std::uint64_t place = load(record.place);
-  entry.input = load(record.input);
-  entry.output = load(record.output);
-  entry.bytes = load(record.bytes);
-  entry.message = load(record.message) != 0;
-  entry.operation = record.operation.load();
-  entry.type = record.type.load();
+  place = load(record.place);
+  more(entry);
   if (load(record.word) != word) return std::nullopt;
-  if ((entry.ticket - 1) % kRecords != slot) return std::nullopt;
+  if ((entry.ticket - 1) % slots != slot) return std::nullopt;
   if (state == 0 || state > static_cast<std::uint64_t>(State::kFailed)) return std::nullopt;
   entry.state = static_cast<State>(state);
-  const auto peer = static_cast<std::uint32_t>(place);
-  entry.peer = peer <= kMostRanks ? static_cast<int>(peer) - 1 : -1;
-  const std::size_t at = place >> 32;
-  if (at == 0 || at >= kSites || load(ring.sites[at].ready) != 1) return entry;
-  entry.file = ring.sites[at].file.load();
-  entry.function = ring.sites[at].function.load();
-  entry.line = static_cast<unsigned>(load(ring.sites[at].line));
   return entry;
 }
 
-void read_group(const Group& group, Log& log) {
+int peer_in(std::uint64_t number) {
+  return number <= kMostRanks ? static_cast<int>(number) - 1 : -1;
+}
+
+// nullptr: there is none.
+const Site* site_at(const Ring& ring, std::uint64_t number) {
+  if (number == 0 || number >= kSites || load(ring.sites[number].ready) != 1) return nullptr;
+  return &ring.sites[number];
+}
+
+std::optional<Entry> read_entry(const Ring& ring, std::size_t slot) {
+  const Record& record = ring.records[slot];
+  std::uint64_t place = 0;
+  auto entry = read_record(record, slot, kRecords, place, [&](Entry& rest) {
+    rest.input = load(record.input);
+    rest.output = load(record.output);
+    rest.bytes = load(record.bytes);
+    rest.message = load(record.message) != 0;
+    rest.operation = record.operation.load();
+    rest.type = record.type.load();
+  });
+  if (!entry) return std::nullopt;
+  entry->peer = peer_in(static_cast<std::uint32_t>(place));
+  if (const Site* const site = site_at(ring, place >> 32)) {
+    entry->file = site->file.load();
+    entry->function = site->function.load();
+    entry->line = static_cast<unsigned>(load(site->line));
+  }
+  return entry;
+}
+
+std::optional<Entry> read_call(const Ring& ring, std::size_t slot, std::size_t slots) {
+  std::uint64_t place = 0;
+  auto entry = read_record(calls_of(ring)[slot], slot, slots, place, [](Entry&) {});
+  if (!entry) return std::nullopt;
+  entry->served = (place & kServed) != 0;
+  entry->peer = peer_in(place & (kServed - 1));
+  const Site* const site = site_at(ring, place >> 32);
+  entry->operation = site ? site->file.load() : "a function";
+  return entry;
+}
+
+void read_group(const Ring& ring, const Group& group, Log& log) {
   const std::uint64_t id = load(group.id);
   if (id == 0) return;
   GroupEntry entry;
   entry.name = group.name.load();
   entry.rank = small(load(group.rank));
   entry.size = small(load(group.size));
+  entry.session = load(group.session);
   for (std::size_t r = 0; r < std::min<std::size_t>(kMembers, static_cast<std::size_t>(entry.size));
        ++r) {
-    entry.processes.push_back(
-        static_cast<pid_t>(load(group.members[r / 2]) >> (r % 2 * 32) & 0x7fff'ffff));
+    const std::uint64_t member = load(group.members[r / 2]) >> (r % 2 * 32) & 0x7fff'ffff;
+    if (entry.session == 0) {
+      entry.processes.push_back(static_cast<pid_t>(member));
+      continue;
+    }
+    const Site* const site = site_at(ring, member);
+    entry.workers.push_back(site ? site->file.load() : "");
   }
   if (entry.size > static_cast<int>(kMostRanks) || entry.rank >= entry.size) return;
   if (load(group.id) == id) log.groups.emplace(id, std::move(entry));
@@ -198,7 +236,7 @@ const Entry* Log::latest(const std::optional<std::pair<std::string, int>>& rank_
   return under_way ? under_way : ended;
 }
 
-std::optional<Log> read(const Ring& ring) {
+std::optional<Log> read(const Ring& ring, std::size_t bytes) {
   if (load(ring.head.magic) != kMagic) return std::nullopt;
   Log log;
   log.pid = small(load(ring.head.pid));
@@ -207,18 +245,24 @@ std::optional<Log> read(const Ring& ring) {
   log.size = small(load(ring.head.size));
   log.steady = time_of(ring.head.steady);
   log.wall = time_of(ring.head.wall);
-  for (const Group& group : ring.groups) read_group(group, log);
+  for (const Group& group : ring.groups) read_group(ring, group, log);
   for (std::size_t slot = 0; slot < kRecords; ++slot) {
     if (auto entry = read_entry(ring, slot)) log.entries.push_back(std::move(*entry));
   }
-  std::sort(log.entries.begin(), log.entries.end(),
-            [](const Entry& a, const Entry& b) { return a.ticket < b.ticket; });
+  const std::size_t calls = calls_in(bytes);
+  for (std::size_t slot = 0; slot < calls; ++slot) {
+    if (auto entry = read_call(ring, slot, calls)) log.calls.push_back(std::move(*entry));
+  }
+  for (auto* const entries : {&log.entries, &log.calls}) {
+    std::sort(entries->begin(), entries->end(),
+              [](const Entry& a, const Entry& b) { return a.ticket < b.ticket; });
+  }
   return log;
 }
 
 std::optional<Log> read(const std::byte* memory, std::size_t bytes) {
   if (bytes < sizeof(Ring)) return std::nullopt;
-  return read(*reinterpret_cast<const Ring*>(memory));
+  return read(*reinterpret_cast<const Ring*>(memory), bytes);
 }
 
 std::optional<Log> read_process(pid_t pid, int fd, std::uint64_t inode) {

@@ -32,7 +32,8 @@ struct Entry {
   std::chrono::nanoseconds ended{};
   std::string file;
   std::string function;
-  unsigned line = 0;  // 0: the place is not known
+  unsigned line = 0;    // 0: the place is not known
+  bool served = false;  // a call of RPC: another worker's, which runs here
 
   bool under_way() const { return state == State::kStarted; }
   bool over() const { return state == State::kCompleted || state == State::kFailed; }
@@ -42,7 +43,9 @@ struct GroupEntry {
   std::string name;
   int rank = 0;
   int size = 0;
-  std::vector<pid_t> processes;  // by rank; 0: not known
+  std::vector<pid_t> processes;           // by rank; 0: not known
+  std::uint64_t session = 0;              // of RPC; 0: it is a group
+  std::vector<std::string> workers = {};  // of the session, by rank; empty: not known
 };
 
 struct Log {
@@ -53,6 +56,8 @@ struct Log {
   std::chrono::nanoseconds wall{};  // the same moment
   std::map<std::uint64_t, GroupEntry> groups;
   std::vector<Entry> entries;  // oldest first
+  // Calls of RPC, likewise. `operation` is the function, `peer` the other worker (-1: all of them).
+  std::vector<Entry> calls;
 
   const GroupEntry* group_of(const Entry& entry) const;
   // What the rank does, or did last: the latest that is under way, otherwise what ended last.
@@ -62,8 +67,8 @@ struct Log {
 };
 
 // nullopt: nobody writes there, or it is of another version.
-std::optional<Log> read(const Ring& ring);
 std::optional<Log> read(const std::byte* memory, std::size_t bytes);
+std::optional<Log> read(const Ring& ring, std::size_t bytes = sizeof(Ring));
 // What another process of this user writes: descriptor `fd` of it, if it is the memory with that
 // inode.
 std::optional<Log> read_process(pid_t pid, int fd, std::uint64_t inode);

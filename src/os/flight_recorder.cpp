@@ -4,9 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <optional>
 
 #include "base/concat.h"
@@ -33,11 +35,6 @@ std::optional<std::uint64_t> number_in(const char* name) {
   return value;
 }
 
-std::size_t memory_bytes() {
-  const std::size_t page = page_size();
-  return (sizeof(Ring) + page - 1) / page * page;
-}
-
 // One program at a time can be the rank that the launcher started: a script may start several.
 bool claim(int fd) {
   struct flock lock {};
@@ -61,7 +58,9 @@ Segment inherited_memory() {
   if (rest.ec != std::errc() || fstat(fd, &info) != 0 || info.st_ino != inode) return {};
   if (!claim(fd)) return {};
   fcntl(fd, F_SETFD, FD_CLOEXEC);
-  Segment memory = Segment::adopt(UniqueFd(fd), memory_bytes());
+  const auto bytes = static_cast<std::size_t>(info.st_size);
+  if (bytes < sizeof(Ring)) return {};
+  Segment memory = Segment::adopt(UniqueFd(fd), bytes);
   // A program before this one may have used it: its places and groups are not ours.
   if (reinterpret_cast<const Ring*>(memory.data())->head.pid.load() != 0) {
     std::memset(memory.data(), 0, memory.size());
@@ -81,14 +80,56 @@ Segment process_memory() {
   }
 }
 
+// A thread that was kept from running in the middle of writing for a whole round of the ring still
+// has the record, or a later one has written it: then (false) this operation is left out, because
+// two writers would leave parts of both.
+bool claim(RecordHead& record, std::uint64_t ticket) {
+  std::uint64_t before = record.word.load(std::memory_order_relaxed);
+  return before % 2 == 0 && before <= 2 * ticket &&
+         record.word.compare_exchange_strong(before, 2 * ticket + 1, std::memory_order_acq_rel,
+                                             std::memory_order_relaxed);
+}
+
+// All stores are of release order, which costs nothing on x86: who reads one of them also sees that
+// the record was being written.
+constexpr auto kRelease = std::memory_order_release;
+
+void write_head(RecordHead& record, std::uint64_t group, std::uint64_t number, std::uint64_t place,
+                Clock::time_point now, bool started) {
+  const std::uint64_t time = nanoseconds_of(now);
+  record.state.store(static_cast<std::uint64_t>(started ? State::kStarted : State::kScheduled),
+                     kRelease);
+  record.started.store(started ? time : 0, kRelease);
+  record.ended.store(0, kRelease);
+  record.created.store(time, kRelease);
+  record.group.store(group, kRelease);
+  record.number.store(number, kRelease);
+  record.place.store(place, kRelease);
+}
+
+void write_start(RecordHead& record, Clock::time_point now) {
+  record.started.store(nanoseconds_of(now), kRelease);
+  record.state.store(static_cast<std::uint64_t>(State::kStarted), kRelease);
+}
+
+void write_end(RecordHead& record, State state, Clock::time_point now) {
+  record.ended.store(nanoseconds_of(now), kRelease);
+  record.state.store(static_cast<std::uint64_t>(state), kRelease);
+}
+
+bool is_under_way(const RecordHead& record) {
+  const auto state = static_cast<State>(record.state.load(std::memory_order_relaxed));
+  return state == State::kScheduled || state == State::kStarted;
+}
+
 }  // namespace
 
 std::string memory_label(const std::string& job, int rank) {
   return concat("flight:", job, ":", rank);
 }
 
-Segment make_memory(const std::string& job, int rank) {
-  return Segment::create(sizeof(Ring), memory_label(job, rank));
+Segment make_memory(const std::string& job, int rank, std::size_t calls) {
+  return Segment::create(sizeof(Ring) + calls * sizeof(RecordHead), memory_label(job, rank));
 }
 
 std::string flight_environment(int fd) {
@@ -103,6 +144,7 @@ Recorder& Recorder::instance() {
 Recorder::Recorder(Segment memory)
     : memory_(std::move(memory)),
       ring_(memory_.size() >= sizeof(Ring) ? reinterpret_cast<Ring*>(memory_.data()) : nullptr),
+      calls_(ring_ ? calls_in(memory_.size()) : 0),
       generation_(fork_generation()) {
   if (!ring_) return;
   Head& head = ring_->head;
@@ -117,6 +159,11 @@ Recorder::Recorder(Segment memory)
 
 std::uint64_t Recorder::add_group(const GroupMember& member) noexcept {
   if (!ring_ || fork_generation() != generation_) return 0;
+  const bool session = member.session != 0;
+  std::vector<std::uint64_t> names;
+  for (std::size_t i = 0; session && i < std::min(kMembers, member.workers.size()); ++i) {
+    names.push_back(text(member.workers[i]));
+  }
   const std::lock_guard lock(mutex_);
   // The one that has been free for longest, so that names last.
   for (std::size_t tried = 0; tried < kGroups; ++tried) {
@@ -130,12 +177,13 @@ std::uint64_t Recorder::add_group(const GroupMember& member) noexcept {
     group.size.store(static_cast<std::uint64_t>(member.size), std::memory_order_release);
     group.name.store(Text<64>::pack(member.name));
     for (std::size_t i = 0; i < kMembers; i += 2) {
-      const auto pid = [&](std::size_t r) {
-        return r < member.processes.size() ? static_cast<std::uint32_t>(member.processes[r]) : 0U;
+      const auto number = [&](std::size_t r) -> std::uint64_t {
+        if (session) return r < names.size() ? names[r] : 0;
+        return r < member.processes.size() ? static_cast<std::uint32_t>(member.processes[r]) : 0;
       };
-      group.members[i / 2].store(pid(i) | std::uint64_t{pid(i + 1)} << 32,
-                                 std::memory_order_release);
+      group.members[i / 2].store(number(i) | number(i + 1) << 32, std::memory_order_release);
     }
+    group.session.store(member.session, std::memory_order_release);
     const std::uint64_t id = slot + kGroups * ++uses_[slot];
     group.id.store(id, std::memory_order_release);
     return id;
@@ -147,8 +195,35 @@ std::uint64_t Recorder::add_group(const GroupMember& member) noexcept {
 // wants to see.
 void Recorder::remove_group(std::uint64_t id) noexcept {
   if (id == 0) return;
+  if (ring_->groups[id % kGroups].session.load(std::memory_order_relaxed) != 0) end_calls_of(id);
   const std::lock_guard lock(mutex_);
   taken_[id % kGroups] = false;
+}
+
+void Recorder::name_worker(std::uint64_t id, std::size_t rank, const std::string& name) noexcept {
+  if (id == 0 || rank >= kMembers) return;
+  const std::uint64_t site = text(name);
+  const std::lock_guard lock(mutex_);
+  Group& group = ring_->groups[id % kGroups];
+  const std::size_t shift = rank % 2 * 32;
+  const std::uint64_t before = group.members[rank / 2].load(std::memory_order_relaxed);
+  group.members[rank / 2].store((before & ~(std::uint64_t{UINT32_MAX} << shift)) | site << shift,
+                                std::memory_order_release);
+  if (rank >= group.size.load(std::memory_order_relaxed)) {
+    group.size.store(rank + 1, std::memory_order_release);
+  }
+}
+
+std::uint64_t Recorder::text(std::string_view text) noexcept {
+  if (!ring_ || fork_generation() != generation_) return 0;
+  try {
+    const std::lock_guard lock(mutex_);
+    auto found = texts_.find(text);
+    if (found == texts_.end()) found = texts_.emplace(text).first;
+    return site_of(CallSite(found->c_str(), nullptr, 0));
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
 }
 
 // A site gets its number without a lock: its place in an open hash table.
@@ -157,8 +232,8 @@ std::uint64_t Recorder::site_of(const CallSite& where) noexcept {
   constexpr std::size_t kProbes = 16;
   const std::uint64_t key =
       reinterpret_cast<std::uintptr_t>(where.file) ^ (std::uint64_t{where.line} << 48);
-  std::size_t at = (key * 0x9e3779b97f4a7c15) >> 55;
-  static_assert(kSites == std::size_t{1} << (64 - 55));
+  std::size_t at = (key * 0x9e3779b97f4a7c15) >> 54;
+  static_assert(kSites == std::size_t{1} << (64 - 54));
   for (std::size_t probe = 0; probe < kProbes; ++probe, at = (at + 1) % kSites) {
     if (at == 0) continue;
     std::uint64_t seen = keys_[at].load(std::memory_order_relaxed);
@@ -180,33 +255,14 @@ std::uint64_t Recorder::site_of(const CallSite& where) noexcept {
   return 0;
 }
 
-// All stores are of release order, which costs nothing on x86: who reads one of them also sees that
-// the record was being written.
 Recorder::Ticket Recorder::begin(const Operation& operation, const CallSite& where,
                                  Clock::time_point now, bool started) noexcept {
   if (!ring_) return 0;
-  constexpr auto kRelease = std::memory_order_release;
   const std::uint64_t ticket = ring_->head.next.fetch_add(1, std::memory_order_relaxed) + 1;
   Record& record = ring_->records[(ticket - 1) % kRecords];
-  const std::uint64_t time = nanoseconds_of(now);
-  // A thread that was kept from running in the middle of this function for a whole round of the
-  // ring still has the record, or a later one has written it: then this operation is left out,
-  // because two writers would leave parts of both.
-  std::uint64_t before = record.word.load(std::memory_order_relaxed);
-  if (before % 2 != 0 || before > 2 * ticket ||
-      !record.word.compare_exchange_strong(before, 2 * ticket + 1, std::memory_order_acq_rel,
-                                           std::memory_order_relaxed)) {
-    return 0;
-  }
-  record.state.store(static_cast<std::uint64_t>(started ? State::kStarted : State::kScheduled),
-                     kRelease);
-  record.started.store(started ? time : 0, kRelease);
-  record.ended.store(0, kRelease);
-  record.created.store(time, kRelease);
-  record.group.store(operation.group, kRelease);
-  record.number.store(operation.number, kRelease);
-  record.place.store(site_of(where) << 32 | static_cast<std::uint32_t>(operation.peer + 1),
-                     kRelease);
+  if (!claim(record, ticket)) return 0;
+  write_head(record, operation.group, operation.number,
+             site_of(where) << 32 | static_cast<std::uint32_t>(operation.peer + 1), now, started);
   record.input.store(operation.input, kRelease);
   record.output.store(operation.output, kRelease);
   record.bytes.store(operation.bytes, kRelease);
@@ -224,17 +280,63 @@ Record* Recorder::find(Ticket ticket) noexcept {
 }
 
 void Recorder::start(Ticket ticket, Clock::time_point now) noexcept {
-  Record* const record = find(ticket);
-  if (!record) return;
-  record->started.store(nanoseconds_of(now), std::memory_order_release);
-  record->state.store(static_cast<std::uint64_t>(State::kStarted), std::memory_order_release);
+  if (Record* const record = find(ticket)) write_start(*record, now);
 }
 
 void Recorder::end(Ticket ticket, State state, Clock::time_point now) noexcept {
-  Record* const record = find(ticket);
+  if (Record* const record = find(ticket)) write_end(*record, state, now);
+}
+
+// --- calls ---
+
+Recorder::Ticket Recorder::begin_call(const Call& call, Clock::time_point now,
+                                      bool started) noexcept {
+  if (calls_ == 0) return 0;
+  // Some that are under way are easily stepped over; if all are, looking further is of no use.
+  constexpr int kTries = 2;
+  for (int i = 0; i < kTries; ++i) {
+    const std::uint64_t ticket = ring_->head.next_call.fetch_add(1, std::memory_order_relaxed) + 1;
+    RecordHead& record = calls_of(*ring_)[(ticket - 1) & (calls_ - 1)];
+    if (is_under_way(record) || !claim(record, ticket)) continue;
+    write_head(record, call.group, call.number,
+               call.function << 32 | (call.served ? kServed : 0) |
+                   static_cast<std::uint32_t>(call.peer + 1),
+               now, started);
+    record.word.store(2 * ticket, kRelease);
+    return ticket;
+  }
+  return 0;
+}
+
+RecordHead* Recorder::find_call(Ticket ticket) noexcept {
+  if (ticket == 0) return nullptr;
+  RecordHead& record = calls_of(*ring_)[(ticket - 1) & (calls_ - 1)];
+  return record.word.load(std::memory_order_relaxed) == 2 * ticket ? &record : nullptr;
+}
+
+void Recorder::start_call(Ticket ticket, Clock::time_point now) noexcept {
+  if (RecordHead* const record = find_call(ticket)) write_start(*record, now);
+}
+
+void Recorder::end_call(Ticket ticket, State state, Clock::time_point now) noexcept {
+  if (RecordHead* const record = find_call(ticket)) write_end(*record, state, now);
+}
+
+void Recorder::delay_call(Ticket ticket) noexcept {
+  RecordHead* const record = find_call(ticket);
   if (!record) return;
-  record->ended.store(nanoseconds_of(now), std::memory_order_release);
-  record->state.store(static_cast<std::uint64_t>(state), std::memory_order_release);
+  record->started.store(0, kRelease);
+  record->state.store(static_cast<std::uint64_t>(State::kScheduled), kRelease);
+}
+
+void Recorder::end_calls_of(std::uint64_t group) noexcept {
+  const std::uint64_t used = ring_->head.next_call.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < std::min<std::uint64_t>(used, calls_); ++i) {
+    RecordHead& record = calls_of(*ring_)[i];
+    if (is_under_way(record) && record.group.load(std::memory_order_relaxed) == group) {
+      write_end(record, State::kFailed, Clock::now());
+    }
+  }
 }
 
 }  // namespace convoy::flight

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,22 +10,25 @@
 
 namespace convoy::flight {
 
-// The memory of a flight record: what a rank's groups did last. It is a memfd that others hold too
-// (the launcher, for one), so it outlives the process that writes it. Every word is atomic: the
-// writer may be at work, or have died in the middle of a word's neighbours, while somebody reads.
+// The memory of a flight record: what a rank's groups and sessions did last. It is a memfd that
+// others hold too (the launcher, for one), so it outlives the process that writes it. Every word is
+// atomic: the writer may be at work, or have died in the middle of a word's neighbours, while
+// somebody reads.
 //
 //   Head      who writes, since when
-//   Record    one operation each; ticket t is in records[t % kRecords]
-//   Site      places in the program, which records name by number
-//   Group     groups, likewise
+//   Record    one operation each; ticket t is in records[(t - 1) % kRecords]
+//   Site      places in the program and names of functions and workers: records have their numbers
+//   Group     groups, and sessions of RPC, likewise
+//   RecordHead...  calls of RPC, from here to the end, a power of two of them; tickets of their own
 //
 // All zeros is an empty one. A change of the layout changes kMagic.
 using Word = std::atomic<std::uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
-inline constexpr std::uint64_t kMagic = 0x3130'7468'6769'6c66;  // "flight01"
+inline constexpr std::uint64_t kMagic = 0x3230'7468'6769'6c66;  // "flight02"
 inline constexpr std::size_t kRecords = 2048;
-inline constexpr std::size_t kSites = 512;
+inline constexpr std::size_t kCalls = 2048;  // where nobody wants more
+inline constexpr std::size_t kSites = 1024;
 inline constexpr std::size_t kGroups = 64;
 inline constexpr std::size_t kMembers = 64;  // of a group that are named
 
@@ -74,22 +78,31 @@ struct alignas(64) Head {
   Word steady;  // one moment on two clocks, in nanoseconds
   Word wall;
   alignas(64) Word next;  // ticket
+  alignas(64) Word next_call;
 };
 
 enum class State : std::uint64_t { kNone, kScheduled, kStarted, kCompleted, kFailed };
 
-// Two cache lines. `word` tells whose it is: 2 * (ticket + 1), and one more while it is written.
-// The first three of the words behind change when the operation begins and ends.
-struct alignas(64) Record {
+// One cache line, and all that there is of a call. `word` tells whose it is: 2 * ticket, and
+// one more while it is written. The first three of the words behind change when the operation
+// begins and ends.
+struct alignas(64) RecordHead {
   Word word;
   Word state;
   Word started;  // of the steady clock, in nanoseconds; 0: not yet
   Word ended;
   Word created;
   Word group;   // the Group's `id`; 0: not known
-  Word number;  // of the collective, or of the message, in its group
-  Word place;   // site << 32 | peer + 1 (a message's), or root + 1, or 0
-  Word input;   // elements
+  Word number;  // of the collective, or of the message, in its group; of the caller's calls there
+  // site << 32 | peer + 1 (a message's), or root + 1, or 0. Of a call: site of the function's name
+  // << 32 | kServed | rank of the other worker + 1, or 0 for all of them.
+  Word place;
+};
+static_assert(sizeof(RecordHead) == 64);
+inline constexpr std::uint64_t kServed = 0x8000'0000;  // it is another worker's call
+
+struct Record : RecordHead {
+  Word input;  // elements
   Word output;
   Word bytes;
   Word message;  // 1: one of two ranks
@@ -110,8 +123,9 @@ struct alignas(64) Group {
   Word id;  // slot + kGroups * times it was used; 0: none, or being written
   Word rank;
   Word size;
-  Text<64> name;
-  std::array<Word, kMembers / 2> members;  // two pids in each
+  Text<64> name;                           // of a session: this worker's
+  std::array<Word, kMembers / 2> members;  // two pids in each; of a session: sites of names
+  Word session;                            // what its workers have in common; 0: it is none
 };
 
 struct Ring {
@@ -120,5 +134,14 @@ struct Ring {
   std::array<Site, kSites> sites;  // [0] is not used: 0 means none
   std::array<Group, kGroups> groups;
 };
+
+// How many calls there is room for, behind the ring, in so many bytes.
+constexpr std::size_t calls_in(std::size_t bytes) {
+  return bytes < sizeof(Ring) ? 0 : std::bit_floor((bytes - sizeof(Ring)) / sizeof(RecordHead));
+}
+inline RecordHead* calls_of(Ring& ring) { return reinterpret_cast<RecordHead*>(&ring + 1); }
+inline const RecordHead* calls_of(const Ring& ring) {
+  return reinterpret_cast<const RecordHead*>(&ring + 1);
+}
 
 }  // namespace convoy::flight

@@ -7,6 +7,7 @@
 
 #include "base/concat.h"
 #include "os/file.h"
+#include "os/flight_calls.h"
 #include "os/flight_dump.h"
 #include "os/flight_log.h"
 #include "os/flight_recorder.h"
@@ -30,7 +31,7 @@ Operation all_reduce(std::uint64_t group, std::uint64_t number) {
           .bytes = 1024};
 }
 
-Log read_of(const Recorder& recorder) { return read(*recorder.ring()).value(); }
+Log read_of(const Recorder& recorder) { return read(*recorder.ring(), recorder.bytes()).value(); }
 
 TEST(Flight, AnOperationFromItsCallToItsEnd) {
   Recorder recorder(make_memory("job", 3));
@@ -186,7 +187,7 @@ TEST(Flight, GarbageIsReadWithoutHarm) {
   std::mt19937_64 random(7);
   auto* words = reinterpret_cast<Word*>(memory.data());
   for (int round = 0; round < 20; ++round) {
-    for (std::size_t i = 0; i < sizeof(Ring) / sizeof(Word); ++i) words[i].store(random());
+    for (std::size_t i = 0; i < memory.size() / sizeof(Word); ++i) words[i].store(random());
     ring.head.magic.store(kMagic);
     for (std::size_t i = 0; i < kRecords; ++i) {
       Record& record = ring.records[i];
@@ -194,15 +195,32 @@ TEST(Flight, GarbageIsReadWithoutHarm) {
       if (random() % 2 == 0) record.word.store(2 * (i + 1 + kRecords * (random() % 5)));
       if (random() % 2 == 0) record.state.store(random() % 6);
     }
+    for (std::size_t i = 0; i < kCalls; ++i) {
+      RecordHead& call = calls_of(ring)[i];
+      if (random() % 2 == 0) call.word.store(2 * (i + 1 + kCalls * (random() % 5)));
+      if (random() % 2 == 0) call.state.store(random() % 6);
+      if (random() % 2 == 0) call.group.store(ring.groups[random() % kGroups].id.load());
+      if (random() % 2 == 0) call.place.store((random() % kSites) << 32 | random() % 8);
+    }
+    for (Group& group : ring.groups) {
+      if (random() % 2 == 0) group.size.store(8);
+      if (random() % 2 == 0) group.rank.store(random() % 8);
+    }
     const auto log = read(memory.data(), memory.size());
     ASSERT_TRUE(log);
     EXPECT_FALSE(log->entries.empty());
+    EXPECT_FALSE(log->calls.empty());
     const std::vector<Log> job = {*log};
     EXPECT_FALSE(to_json(job[0], job).empty());
     EXPECT_FALSE(to_pickle(job[0], job).empty());
     EXPECT_FALSE(describe_activity(*log, log->latest(), 1s).empty());
     last_operations(*log, 100, 1s);
     who_waits_for(*log, job);
+    const Calls calls(job);
+    calls_under_way(job[0], calls, 100, 1s);
+    last_calls(job[0], 100, 1s);
+    who_called(job[0], calls, 100, 1s);
+    EXPECT_FALSE(to_trace(job, 1s).empty());
   }
 }
 
@@ -238,6 +256,12 @@ TEST(Flight, WritesNothingWithoutMemory) {
   const auto ticket = recorder.begin(all_reduce(0, 1), kPlace, at(1ns), true);
   recorder.start(ticket, at(2ns));
   recorder.end(ticket, State::kCompleted, at(3ns));
+  EXPECT_EQ(recorder.text("f"), 0U);
+  const auto call = recorder.begin_call({.number = 1, .peer = 0}, at(1ns), true);
+  EXPECT_EQ(call, 0U);
+  recorder.start_call(call, at(2ns));
+  recorder.delay_call(call);
+  recorder.end_call(call, State::kCompleted, at(3ns));
   recorder.remove_group(0);
 }
 
@@ -316,6 +340,184 @@ TEST(FlightDump, WritesAFileOfEachKindForEachRank) {
   for (const char* name : {"rank_0", "rank_1", "0.json", "1.json"}) {
     EXPECT_TRUE(read_file(concat(folder.path(), "/deep/er/", name))) << name;
   }
+}
+
+// --- calls of RPC ---
+
+constexpr std::uint64_t kSession = 77;
+
+// One of two workers, "caller" and "callee".
+struct Worker {
+  Recorder recorder;
+  std::uint64_t group;
+  std::uint64_t step = recorder.text("model::train_step");
+
+  explicit Worker(int rank, std::size_t calls = kCalls)
+      : recorder(make_memory("job", rank, calls)),
+        group(recorder.add_group({.name = rank == 0 ? "caller" : "callee",
+                                  .rank = rank,
+                                  .size = 2,
+                                  .processes = {},
+                                  .session = kSession,
+                                  .workers = {"caller", "callee"}})) {}
+
+  Recorder::Ticket makes(std::uint64_t number, std::chrono::nanoseconds now) {
+    return recorder.begin_call({.group = group, .number = number, .function = step, .peer = 1},
+                               at(now), true);
+  }
+  Recorder::Ticket takes(std::uint64_t number, std::chrono::nanoseconds now) {
+    return recorder.begin_call(
+        {.group = group, .number = number, .function = step, .peer = 0, .served = true}, at(now),
+        false);
+  }
+};
+
+std::vector<Log> read_both(const Worker& caller, const Worker& callee) {
+  std::vector<Log> job = {read_of(caller.recorder), read_of(callee.recorder)};
+  for (int r = 0; r < 2; ++r) {
+    job[static_cast<std::size_t>(r)].rank = r;
+    job[static_cast<std::size_t>(r)].pid = 100 + r;
+  }
+  return job;
+}
+
+std::vector<std::string> under_way(const std::vector<Log>& job, std::size_t rank) {
+  return calls_under_way(job[rank], Calls(job), 5, 20s);
+}
+
+TEST(FlightCalls, TellWhoWaitsForWhomSinceWhen) {
+  using Lines = std::vector<std::string>;
+  Worker caller(0);
+  Worker callee(1);
+  EXPECT_EQ(under_way(read_both(caller, callee), 0), Lines{});
+  const auto made = caller.makes(417, 8s);
+  caller.recorder.delay_call(made);
+  auto job = read_both(caller, callee);
+  EXPECT_EQ(under_way(job, 0), Lines{"caller (rank 0): waits since 12 s for callee: "
+                                     "model::train_step, call 417, which has not been sent yet"});
+  caller.recorder.start_call(made, at(9s));
+  job = read_both(caller, callee);
+  EXPECT_EQ(under_way(job, 0), Lines{"caller (rank 0): waits since 12 s for callee: "
+                                     "model::train_step, call 417; it has not come there"});
+  const auto taken = callee.takes(417, 10s);
+  job = read_both(caller, callee);
+  EXPECT_EQ(under_way(job, 0), Lines{"caller (rank 0): waits since 12 s for callee: "
+                                     "model::train_step, call 417; it is queued there since 10 s"});
+  EXPECT_EQ(under_way(job, 1), Lines{"callee (rank 1): has queued since 10 s for caller: "
+                                     "model::train_step, call 417"});
+  callee.recorder.start_call(taken, at(15s));
+  job = read_both(caller, callee);
+  EXPECT_EQ(under_way(job, 0), Lines{"caller (rank 0): waits since 12 s for callee: "
+                                     "model::train_step, call 417; it runs there since 5 s"});
+  EXPECT_EQ(under_way(job, 1), Lines{"callee (rank 1): runs since 5 s for caller: "
+                                     "model::train_step, call 417"});
+  // It dies; the caller hears of it.
+  EXPECT_EQ(who_called(job[1], Calls(job), 5, 20s),
+            Lines{"caller (rank 0) since 12 s: model::train_step, call 417, which ran there"});
+  caller.recorder.end_call(made, State::kFailed, at(20s));
+  job = read_both(caller, callee);
+  EXPECT_EQ(who_called(job[1], Calls(job), 5, 20s),
+            Lines{"caller (rank 0) since 12 s: model::train_step, call 417, which ran there"});
+  EXPECT_EQ(who_called(job[1], Calls(job), 5, 30s), Lines{});  // that was another reason
+  EXPECT_EQ(who_called(job[0], Calls(job), 5, 20s), Lines{});
+  EXPECT_EQ(under_way(job, 0), Lines{});
+  EXPECT_EQ(last_calls(job[0], 5, 23s),
+            Lines{"caller (rank 0): called callee: model::train_step, call 417, failed after 12 s, "
+                  "3 s ago"});
+  callee.recorder.end_call(taken, State::kCompleted, at(16s));
+  job = read_both(caller, callee);
+  EXPECT_EQ(last_calls(job[1], 5, 16s),
+            Lines{"callee (rank 1): ran for caller: model::train_step, call 417, answered in 6 s, "
+                  "0 us ago"});
+  EXPECT_NE(to_json(job[1], job)
+                .find("\"caller\": \"caller\", \"function\": "
+                      "\"model::train_step\", \"number\": 417, \"state\": "
+                      "\"answered\""),
+            std::string::npos);
+}
+
+// However many calls come after it.
+TEST(FlightCalls, OneUnderWayIsNotForgotten) {
+  Worker caller(0, 64);
+  const auto stuck = caller.makes(1, 1s);
+  for (std::uint64_t i = 2; i < 1000; ++i) {
+    caller.recorder.end_call(caller.makes(i, 2s), State::kCompleted, at(3s));
+  }
+  auto log = read_of(caller.recorder);
+  ASSERT_EQ(log.calls.size(), 64U);
+  EXPECT_EQ(log.calls[0].number, 1U);
+  EXPECT_TRUE(log.calls[0].under_way());
+  EXPECT_EQ(log.calls[63].number, 999U);
+  caller.recorder.end_call(stuck, State::kCompleted, at(4s));
+  for (std::uint64_t i = 1000; i < 1100; ++i) {
+    caller.recorder.end_call(caller.makes(i, 5s), State::kCompleted, at(5s));
+  }
+  log = read_of(caller.recorder);
+  for (const Entry& call : log.calls) EXPECT_GT(call.number, 1U);
+}
+
+TEST(FlightCalls, WhatFindsNoRoomIsLeftOut) {
+  Worker caller(0, 64);
+  std::vector<Recorder::Ticket> tickets;
+  for (std::uint64_t i = 1; i <= 100; ++i) tickets.push_back(caller.makes(i, 1s));
+  EXPECT_EQ(std::count(tickets.begin(), tickets.end(), 0U), 36);
+  EXPECT_EQ(read_of(caller.recorder).calls.size(), 64U);
+  const std::vector<Log> job = {read_of(caller.recorder)};
+  const auto lines = calls_under_way(job[0], Calls(job), 2, 2s);
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[2], "and 62 more");
+  // The session ends, and with it whatever it had.
+  caller.recorder.remove_group(caller.group);
+  for (const Entry& call : read_of(caller.recorder).calls) EXPECT_EQ(call.state, State::kFailed);
+  EXPECT_NE(caller.makes(101, 3s), 0U);
+}
+
+TEST(FlightCalls, ManyThreadsWriteAndOneReads) {
+  Worker caller(0, 256);
+  std::vector<std::thread> writers;
+  for (int t = 0; t < 4; ++t) {
+    writers.emplace_back([&caller] {
+      for (std::uint64_t i = 1; i <= 5000; ++i) {
+        const auto ticket = caller.makes(i, std::chrono::nanoseconds(i));
+        caller.recorder.end_call(ticket, State::kCompleted, at(std::chrono::nanoseconds(i)));
+      }
+    });
+  }
+  for (int look = 0; look < 20; ++look) {
+    for (const Entry& call : read_of(caller.recorder).calls) {
+      EXPECT_EQ(call.created.count(), static_cast<std::int64_t>(call.number));
+      EXPECT_EQ(call.operation, "model::train_step");
+      EXPECT_EQ(call.peer, 1);
+    }
+  }
+  for (auto& writer : writers) writer.join();
+  EXPECT_EQ(read_of(caller.recorder).calls.size(), 256U);
+}
+
+TEST(FlightCalls, TheTraceHasArrowsBetweenBothSides) {
+  Worker caller(0);
+  Worker callee(1);
+  const auto made = caller.makes(1, 1s);
+  const auto taken = callee.takes(1, 1s + 2us);
+  callee.recorder.start_call(taken, at(1s + 3us));
+  callee.recorder.end_call(taken, State::kCompleted, at(1s + 8us));
+  caller.recorder.end_call(made, State::kCompleted, at(1s + 9us));
+  caller.makes(2, 1s + 4us);  // overlaps, and is not there yet
+  const std::string text = to_trace(read_both(caller, callee), 2s);
+  for (
+      const char* part :
+      {R"("ph":"X","pid":0,"tid":1,"name":"model::train_step -> callee","ts":1000000.000,"dur":9.000)",
+       R"("ph":"s","pid":0,"tid":1,"name":"call","cat":"call","id":0,"ts":1000000.000})",
+       R"("ph":"f","pid":1,"tid":1,"name":"call","cat":"call","id":0,"ts":1000003.000,"bp":"e"})",
+       R"("ph":"X","pid":1,"tid":1,"name":"queued","ts":1000002.000,"dur":1.000)",
+       R"("ph":"X","pid":1,"tid":1,"name":"model::train_step <- caller","ts":1000003.000,"dur":5.000)",
+       R"("ph":"s","pid":1,"tid":1,"name":"answer","cat":"call","id":1,"ts":1000008.000})",
+       R"("ph":"f","pid":0,"tid":1,"name":"answer","cat":"call","id":1,"ts":1000009.000,"bp":"e"})",
+       R"("ph":"X","pid":0,"tid":2,"name":"model::train_step -> callee","ts":1000004.000,"dur":999996.000)",
+       R"({"name":"rank 1: callee"})", R"({"name":"calls 2"})", R"({"name":"handlers"})"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+  EXPECT_EQ(text.find("\"id\":2"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -1,0 +1,50 @@
+#include "agent/call_record.h"
+
+#include <array>
+#include <atomic>
+
+namespace convoy::agent {
+namespace {
+
+// The numbers of functions' names in the flight record, plus one; 0: not asked for yet. Functions
+// have numbers of the process, as its record has; those beyond have no name there.
+constexpr std::size_t kMostNames = 2048;
+std::array<std::atomic<std::uint32_t>, kMostNames> function_texts;
+
+}  // namespace
+
+CallRecord::~CallRecord() {
+  if (group_ != 0) recorder_->remove_group(group_);
+}
+
+void CallRecord::join(const Id& session, WorkerId self,
+                      const std::vector<std::string>& workers) noexcept {
+  recorder_ = &flight::Recorder::instance();
+  group_ = recorder_->add_group({.name = workers[self],
+                                 .rank = static_cast<int>(self),
+                                 .size = static_cast<int>(workers.size()),
+                                 .processes = {},
+                                 .session = hash_bytes(std::as_bytes(std::span(session.bytes))) | 1,
+                                 .workers = workers});
+}
+
+void CallRecord::add_worker(WorkerId id, const std::string& name) noexcept {
+  if (group_ != 0) recorder_->name_worker(group_, id, name);
+}
+
+CallRecord::Ticket CallRecord::gathers(std::string_view what, Time now) noexcept {
+  if (group_ == 0) return 0;
+  return recorder_->begin_call({.group = group_, .function = recorder_->text(what)}, now, true);
+}
+
+std::uint64_t CallRecord::text_of(FunctionId function) noexcept {
+  if (function >= kMostNames) return 0;
+  const std::uint32_t known = function_texts[function].load(std::memory_order_relaxed);
+  if (known != 0) [[likely]]
+    return known - 1;
+  const std::uint64_t text = flight::Recorder::instance().text(declared_function(function).name);
+  function_texts[function].store(static_cast<std::uint32_t>(text) + 1, std::memory_order_relaxed);
+  return text;
+}
+
+}  // namespace convoy::agent

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "agent/call.h"
+#include "agent/functions.h"
+#include "base/id.h"
+#include "os/flight_recorder.h"
+
+namespace convoy::agent {
+
+// What an agent tells the process's flight record of the calls that it makes and serves. Takes
+// times that the agent has anyway: a call costs some 20 ns. Thread-safe once it has joined.
+class CallRecord {
+ public:
+  using Ticket = std::uint64_t;  // 0: it is not recorded
+  using Time = flight::Clock::time_point;
+
+  CallRecord() = default;
+  CallRecord(const CallRecord&) = delete;
+  CallRecord& operator=(const CallRecord&) = delete;
+  ~CallRecord();
+
+  // Before, nothing is recorded. `workers` by rank.
+  void join(const Id& session, WorkerId self, const std::vector<std::string>& workers) noexcept;
+  // One more.
+  void add_worker(WorkerId id, const std::string& name) noexcept;
+
+  // --- calls of ours ---
+
+  // It goes at once.
+  Ticket sends(WorkerId to, FunctionId function, std::uint64_t number, Time now) noexcept {
+    if (group_ == 0) return 0;
+    return recorder_->begin_call({.group = group_,
+                                  .number = number,
+                                  .function = text_of(function),
+                                  .peer = static_cast<int>(to)},
+                                 now, /*started=*/true);
+  }
+  // It does not: there is no room, or no connection yet.
+  void queues(Ticket ticket) noexcept {
+    if (ticket != 0) recorder_->delay_call(ticket);
+  }
+  // It has gone.
+  void sent(Ticket ticket, Time now) noexcept { began(ticket, now); }
+  // All workers do something together.
+  Ticket gathers(std::string_view what, Time now) noexcept;
+
+  // --- others' ---
+
+  // It waits for a thread.
+  Ticket arrives(WorkerId from, FunctionId function, std::uint64_t number, Time now) noexcept {
+    if (group_ == 0) return 0;
+    return recorder_->begin_call({.group = group_,
+                                  .number = number,
+                                  .function = text_of(function),
+                                  .peer = static_cast<int>(from),
+                                  .served = true},
+                                 now, /*started=*/false);
+  }
+  void began(Ticket ticket, Time now) noexcept {
+    if (ticket != 0) recorder_->start_call(ticket, now);
+  }
+
+  // Of both.
+  enum class End { kWell, kFailed };
+  void ended(Ticket ticket, End how, Time now) noexcept {
+    if (ticket == 0) return;
+    recorder_->end_call(
+        ticket, how == End::kWell ? flight::State::kCompleted : flight::State::kFailed, now);
+  }
+
+ private:
+  static std::uint64_t text_of(FunctionId function) noexcept;
+
+  flight::Recorder* recorder_ = nullptr;
+  std::uint64_t group_ = 0;
+};
+
+}  // namespace convoy::agent
