@@ -166,7 +166,7 @@ python: bootstrap-python ## install the Python package into .venv
 wheel: bootstrap-python ## a wheel in build/wheels, tried out in a fresh environment
 	@rm -rf build/wheels
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(pip) wheel --no-build-isolation --no-deps -w build/wheels .
-	@$(CONVOY_VENV)/bin/python tests/python/wheel_check.py build/wheels/convoy-*.whl
+	@$(CONVOY_VENV)/bin/python tests/python/wheel_check.py build/wheels/torch_convoy-*.whl
 
 clean: ## remove the build folder (.venv stays)
 	rm -rf build

@@ -1,5 +1,5 @@
 # Proves convoy from outside its tree: installs it below WORK, moves the tree (nothing in it may hold
-# the path it was installed to), builds tests/consumer against it with the compiler and flags a user
+# the path it was installed to; torch's is remembered), builds tests/consumer against it with the compiler and flags a user
 # would have, and runs the programs. With MODE=subdirectory it uses the sources instead;
 # MODE=configure goes no further than their build rules.
 #
@@ -21,6 +21,7 @@ if(MODE STREQUAL "install")
   file(GLOB package_files ${WORK}/moved/lib*/cmake/convoy/*.cmake)
   foreach(file ${package_files})
     file(READ ${file} text)
+    string(REPLACE "${TORCH_ROOT}" "" text "${text}")
     foreach(path ${WORK} ${SOURCE})
       string(FIND "${text}" "${path}" position)
       if(NOT position EQUAL -1)
@@ -29,7 +30,7 @@ if(MODE STREQUAL "install")
     endforeach()
   endforeach()
   run(${WORK}/moved/bin/convoy --version)
-  set(where -Dconvoy_ROOT=${WORK}/moved -DTorch_ROOT=${TORCH_ROOT})
+  set(where -Dconvoy_ROOT=${WORK}/moved)
 else()
   set(where -DCONVOY_SOURCE=${SOURCE} -DCONVOY_TORCH=${TORCH_ROOT} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 endif()

@@ -1,6 +1,6 @@
 """Installs a wheel into a fresh environment that has torch and nothing else of ours, and uses it.
 
-    python tests/python/wheel_check.py build/wheels/convoy-....whl
+    python tests/python/wheel_check.py build/wheels/torch_convoy-....whl
 
 torch is that of the Python which runs this, seen through a .pth file: installing it again would only
 test pip.
