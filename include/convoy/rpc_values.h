@@ -3,10 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -51,18 +53,27 @@ enum class TensorMode : std::uint8_t {
 // The tensors of one message, as they will be written.
 class TensorsOut {
  public:
+  // What plain tensors do not have.
+  struct Rare {
+    at::Tensor shape;                           // whose sizes they are, if those of another
+    std::string header;                         // the bytes of those that are not plain
+    c10::SmallVector<std::int64_t, 6> strides;  // if they are not those of a contiguous tensor
+    std::uint32_t parts = 0;                    // so many storages follow
+  };
   struct Plan {
     at::Tensor tensor;           // whose memory it is
-    at::Tensor shape;            // whose sizes they are, if those of another
     const void* data = nullptr;  // the bytes
     std::uint64_t bytes = 0;
-    std::uint32_t piece = 0;  // 0: in the message; n: piece n
-    std::uint32_t parts = 0;  // so many storages follow
-    std::string header;       // the bytes of those that are not plain
     at::IntArrayRef sizes;
-    c10::SmallVector<std::int64_t, 6> strides;  // if they are not those of a contiguous tensor
+    std::uint32_t piece = 0;  // 0: in the message; n: piece n
     std::uint8_t kind = 0, type = 0, flags = 0;
     bool private_copy = false;  // nobody else has the memory
+    std::unique_ptr<Rare> rare;
+
+    Rare& make_rare() {
+      if (!rare) rare = std::make_unique<Rare>();
+      return *rare;
+    }
   };
 
   TensorsOut(TensorMode mode, bool lend) : mode_(mode), lend_(lend) {}
@@ -81,6 +92,7 @@ class TensorsOut {
   std::uint32_t pieces() const { return pieces_; }
 
  private:
+  bool add_plain(const at::Tensor& tensor, std::size_t& with_message);
   std::size_t add_strided(const at::Tensor& tensor, Plan plan);
   std::size_t add_other(const at::Tensor& tensor, Plan plan);
   std::size_t add_lent(const at::Tensor& tensor, Plan plan);
@@ -251,6 +263,7 @@ class ValueSource {
  private:
   static constexpr int kMostDepth = 500;
 
+  bool take_plain_tensor(at::Tensor& tensor);
   std::size_t checked_count(std::uint64_t count, std::size_t bytes_each) const {
     if (count > static_cast<std::size_t>(end_ - at_) / bytes_each) wrong_kind();
     return static_cast<std::size_t>(count);

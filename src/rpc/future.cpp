@@ -358,7 +358,7 @@ void start_call(const CallStart& start, const Body& body) {
   if (start.options.lend) {
     for (const auto& plan : body.tensors->plans()) {
       if (plan.kind == static_cast<std::uint8_t>(TensorKind::kLent)) {
-        slot->lent.push_back(plan.header);
+        slot->lent.push_back(plan.rare->header);
       }
     }
   }

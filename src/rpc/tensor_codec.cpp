@@ -4,7 +4,9 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -63,13 +65,25 @@ void close_gaps(const at::Tensor& tensor, const StrideOrder& order, std::int64_t
 }
 
 // To the letter: is_contiguous() does not look at strides that do not matter.
-bool has_contiguous_strides(const at::Tensor& tensor) {
+bool has_contiguous_strides(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::int64_t next = 1;
-  for (std::int64_t i = tensor.dim() - 1; i >= 0; --i) {
-    if (tensor.stride(i) != next) return false;
-    next *= std::max<std::int64_t>(tensor.size(i), 1);
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    if (strides[i] != next) return false;
+    next *= std::max<std::int64_t>(sizes[i], 1);
   }
   return true;
+}
+
+// Of a tensor of this process's memory and nothing else to it: what at::empty() gives.
+c10::DispatchKeySet plain_keys() {
+  static const c10::DispatchKeySet keys = [] {
+    const c10::InferenceMode as_always(false);
+    const auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+        c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(c10::ScalarType::Float), c10::Device(c10::DeviceType::CPU));
+    return tensor.key_set();
+  }();
+  return keys;
 }
 
 void check_kind(const at::Tensor& tensor) {
@@ -115,6 +129,24 @@ TensorMemory allocate_for_tensor(std::size_t bytes) {
   return {{static_cast<std::byte*>(data), bytes}, std::move(hold)};
 }
 
+namespace {
+
+// Memory of a tensor's own. The pool's is warm, and costs less than aligned memory of malloc's.
+c10::DataPtr copy_of(std::span<const std::byte> bytes) {
+  void* const data = MemoryPool::instance().allocate(bytes.size());
+  if (data) std::memcpy(data, bytes.data(), bytes.size());
+  return {data, data, [](void* memory) { MemoryPool::instance().free(memory); },
+          c10::Device(c10::DeviceType::CPU)};
+}
+
+// As ordinary tensors have it: it may be resized, to memory of torch's own.
+c10::Storage make_storage(c10::DataPtr data, std::size_t bytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), true));
+}
+
+}  // namespace
+
 namespace detail {
 
 // Where the bytes go: with the message, or as a piece. How many they are in the message.
@@ -127,6 +159,9 @@ std::size_t TensorsOut::place(Plan& plan) {
 }
 
 std::size_t TensorsOut::add(const at::Tensor& tensor) {
+  std::size_t plain_bytes = 0;
+  if (add_plain(tensor, plain_bytes)) [[likely]]
+    return plain_bytes;
   Plan plan;
   if (!tensor.defined()) {
     plans_.push_back(std::move(plan));
@@ -143,31 +178,61 @@ std::size_t TensorsOut::add(const at::Tensor& tensor) {
   return add_other(tensor, std::move(plan));
 }
 
+// Most tensors are plain and contiguous. False: this one is not, or something is wrong with it.
+bool TensorsOut::add_plain(const at::Tensor& tensor, std::size_t& with_message) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (impl->key_set() != plain_keys() || lend_ || !impl->has_storage()) return false;
+  const auto type = static_cast<std::uint8_t>(c10::typeMetaToScalarType(impl->dtype()));
+  const std::size_t item = item_bytes(type);
+  const at::IntArrayRef sizes = impl->sizes();
+  if (item == 0 || !has_contiguous_strides(sizes, impl->strides())) return false;
+  const c10::Storage& storage = impl->unsafe_storage();
+  const auto* const data = static_cast<const std::byte*>(storage.data());
+  const std::size_t bytes = static_cast<std::size_t>(impl->numel()) * item;
+  const std::size_t offset = static_cast<std::size_t>(impl->storage_offset()) * item;
+  const std::size_t there = storage.nbytes();
+  if (bytes != 0 && (!data || offset > there || bytes > there - offset)) return false;
+  Plan& plan = plans_.emplace_back();
+  plan.kind = static_cast<std::uint8_t>(TensorKind::kExtent);
+  plan.type = type;
+  plan.tensor = tensor;
+  plan.sizes = sizes;
+  plan.bytes = bytes;
+  if (bytes != 0) plan.data = data + offset;
+  if (impl->requires_grad()) {
+    plan.flags = TensorHead::kRequiresGrad;
+    with_grad_.push_back(tensor);
+  }
+  with_message = TensorHead::wire_bytes(sizes.size(), false) + place(plan);
+  return true;
+}
+
 std::size_t TensorsOut::add_strided(const at::Tensor& tensor, Plan plan) {
   require_memory(tensor);
   const auto dimensions = static_cast<std::size_t>(tensor.dim());
   plan.kind = static_cast<std::uint8_t>(TensorKind::kExtent);
   plan.tensor = tensor;
   plan.sizes = tensor.sizes();
-  if (has_contiguous_strides(tensor)) {
+  if (has_contiguous_strides(tensor.sizes(), tensor.strides())) {
     plan.bytes = tensor.nbytes();
   } else {
     const StrideOrder order = stride_order(tensor.sizes(), tensor.strides());
     const std::size_t item = tensor.itemsize();
     plan.flags |= TensorHead::kStrides;
-    plan.strides.assign(tensor.strides().begin(), tensor.strides().end());
+    Rare& rare = plan.make_rare();
+    rare.strides.assign(tensor.strides().begin(), tensor.strides().end());
     if (order.dense() || order.overlaps) {
       plan.bytes = order.extent * item;
     } else {
       plan.bytes = order.elements * item;
       plan.kind = static_cast<std::uint8_t>(TensorKind::kPacked);
       if (order.extent * item > std::max(2 * plan.bytes, TensorHead::kSmallExtent)) {
-        close_gaps(tensor, order, plan.strides.data());
+        close_gaps(tensor, order, rare.strides.data());
         plan.kind = static_cast<std::uint8_t>(TensorKind::kExtent);
       }
       plan.tensor = packed(tensor, order);
       plan.private_copy = true;
-      plan.shape = tensor;  // whose sizes are referred to
+      rare.shape = tensor;  // whose sizes are referred to
     }
   }
   plan.data = plan.bytes == 0 ? nullptr : plan.tensor.storage().data();
@@ -197,11 +262,12 @@ std::size_t TensorsOut::add_other(const at::Tensor& tensor, Plan plan) {
   plan.kind = static_cast<std::uint8_t>(TensorKind::kHandle);
   plan.flags &= TensorHead::kRequiresGrad;
   plan.tensor = compact;
-  plan.header = encode(handle);
-  plan.data = plan.header.data();
-  plan.bytes = plan.header.size();
-  std::size_t bytes = TensorHead::kFixedBytes + plan.header.size() + sizeof(std::uint32_t);
-  plan.parts = static_cast<std::uint32_t>(storages.size());
+  Rare& rare = plan.make_rare();
+  rare.header = encode(handle);
+  rare.parts = static_cast<std::uint32_t>(storages.size());
+  plan.data = rare.header.data();
+  plan.bytes = rare.header.size();
+  std::size_t bytes = TensorHead::kFixedBytes + rare.header.size() + sizeof(std::uint32_t);
   plans_.push_back(std::move(plan));
   for (const c10::Storage& storage : storages) {
     Plan part;
@@ -226,10 +292,11 @@ std::size_t TensorsOut::add_lent(const at::Tensor& tensor, Plan plan) {
   plan.kind = static_cast<std::uint8_t>(TensorKind::kLent);
   plan.flags &= TensorHead::kRequiresGrad;
   plan.tensor = tensor;
-  plan.header = share::to_bytes(tensor.detach());
-  plan.data = plan.header.data();
-  plan.bytes = plan.header.size();
-  const std::size_t bytes = TensorHead::kFixedBytes + plan.header.size();
+  Rare& rare = plan.make_rare();
+  rare.header = share::to_bytes(tensor.detach());
+  plan.data = rare.header.data();
+  plan.bytes = rare.header.size();
+  const std::size_t bytes = TensorHead::kFixedBytes + plan.bytes;
   plans_.push_back(std::move(plan));
   return bytes;
 }
@@ -239,24 +306,22 @@ std::byte* TensorsOut::write_next(std::byte* to, std::byte* end) {
   for (std::uint32_t parts = 0;;) {
     if (next_ >= plans_.size()) ValueWriter::fail_changed();
     const Plan& plan = plans_[next_++];
-    TensorHead head;
-    head.kind = static_cast<TensorKind>(plan.kind);
-    head.type = plan.type;
-    head.flags = plan.flags;
-    head.dimensions = static_cast<std::uint8_t>(plan.sizes.size());
-    head.piece = plan.piece;
-    head.bytes = plan.bytes;
-    std::copy(plan.sizes.begin(), plan.sizes.end(), head.sizes.begin());
-    std::copy(plan.strides.begin(), plan.strides.end(), head.strides.begin());
-    head.write(out);
-    if (plan.piece == 0) {
-      // The string moved with its plan.
-      const void* const data = plan.header.empty() ? plan.data : plan.header.data();
-      out.put(std::string_view(static_cast<const char*>(data), plan.bytes));
+    out.put(TensorHead::Fixed{.kind = static_cast<TensorKind>(plan.kind),
+                              .type = plan.type,
+                              .flags = plan.flags,
+                              .dimensions = static_cast<std::uint8_t>(plan.sizes.size()),
+                              .piece = plan.piece,
+                              .bytes = plan.bytes});
+    out.put(std::as_bytes(std::span(plan.sizes.data(), plan.sizes.size())));
+    if ((plan.flags & TensorHead::kStrides) != 0) {
+      out.put(std::as_bytes(std::span(plan.rare->strides.data(), plan.rare->strides.size())));
     }
-    if (head.kind == TensorKind::kHandle) {
-      out.put(plan.parts);
-      parts = plan.parts + 1;
+    if (plan.piece == 0) {
+      out.put(std::string_view(static_cast<const char*>(plan.data), plan.bytes));
+    }
+    if (static_cast<TensorKind>(plan.kind) == TensorKind::kHandle) {
+      out.put(plan.rare->parts);
+      parts = plan.rare->parts + 1;
     }
     if (parts <= 1) break;
     --parts;
@@ -282,12 +347,8 @@ class TensorBytes {
 
   c10::Storage storage() {
     c10::DataPtr data = adopt();
-    if (!data) {
-      data = c10::GetCPUAllocator()->allocate(bytes_.size());
-      if (!bytes_.empty()) std::memcpy(data.get(), bytes_.data(), bytes_.size());
-    }
-    return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), bytes_.size(), std::move(data), nullptr, false));
+    if (!data) data = copy_of(bytes_);
+    return make_storage(std::move(data), bytes_.size());
   }
 
  private:
@@ -308,10 +369,14 @@ class TensorBytes {
   transport::Part* part_;
 };
 
-at::Tensor strided_tensor(c10::Storage storage, const TensorHead& head) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+at::Tensor make_tensor(c10::Storage storage, std::uint8_t type) {
+  return at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(head.type)));
+      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(type)));
+}
+
+at::Tensor strided_tensor(c10::Storage storage, const TensorHead& head) {
+  auto tensor = make_tensor(std::move(storage), head.type);
   auto* const impl = tensor.unsafeGetTensorImpl();
   if ((head.flags & TensorHead::kStrides) != 0) {
     impl->set_sizes_and_strides(head.size_span(), head.stride_span());
@@ -360,7 +425,40 @@ void ValueSource::finish() const {
   take_trailer_(trailer_data_, with_grad_, at_, static_cast<std::size_t>(end_ - at_));
 }
 
+// A contiguous tensor whose bytes are in the message, of few dimensions. False: it is another one,
+// or something is wrong with it; nothing was taken.
+bool ValueSource::take_plain_tensor(at::Tensor& tensor) {
+  constexpr std::size_t kMostPlain = 5;
+  TensorHead::Fixed head;
+  if (static_cast<std::size_t>(end_ - at_) < sizeof head) return false;
+  std::memcpy(&head, at_, sizeof head);
+  if (head.kind != TensorKind::kExtent || head.flags != 0 || head.piece != 0 ||
+      head.dimensions > kMostPlain) {
+    return false;
+  }
+  const std::size_t size_bytes = head.dimensions * sizeof(std::int64_t);
+  const std::size_t left = static_cast<std::size_t>(end_ - at_) - sizeof head;
+  if (left < size_bytes || left - size_bytes < head.bytes) return false;
+  std::array<std::int64_t, kMostPlain> sizes;
+  std::memcpy(sizes.data(), at_ + sizeof head, size_bytes);
+  std::uint64_t bytes = item_bytes(head.type);
+  if (bytes == 0) return false;
+  for (std::size_t i = 0; i < head.dimensions; ++i) {
+    // All bytes are there: with sizes of up to 2^31 nothing overflows that matches them.
+    if (sizes[i] < 1 || sizes[i] > INT32_MAX || bytes > INT32_MAX) return false;
+    bytes *= static_cast<std::uint64_t>(sizes[i]);
+  }
+  if (bytes != head.bytes) return false;
+  const std::span data(at_ + sizeof head + size_bytes, bytes);
+  tensor = make_tensor(make_storage(copy_of(data), bytes), head.type);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({sizes.data(), head.dimensions});
+  at_ += sizeof head + size_bytes + bytes;
+  return true;
+}
+
 at::Tensor ValueSource::take_tensor() {
+  if (at::Tensor plain; take_plain_tensor(plain)) [[likely]]
+    return plain;
   WireReader in(std::span<const std::byte>(at_, end_), kWhat);
   const auto parts =
       parts_ ? *static_cast<std::span<transport::Part>*>(parts_) : std::span<transport::Part>();

@@ -39,6 +39,17 @@ struct TensorHead {
   // No memory is taken for more than this, or twice as many bytes as came.
   static constexpr std::uint64_t kSmallExtent = 8192;
 
+  // What comes first.
+  struct Fixed {
+    TensorKind kind = TensorKind::kUndefined;
+    std::uint8_t type = 0;
+    std::uint8_t flags = 0;
+    std::uint8_t dimensions = 0;
+    std::uint32_t piece = 0;
+    std::uint64_t bytes = 0;
+  };
+  static_assert(sizeof(Fixed) == kFixedBytes);
+
   TensorKind kind = TensorKind::kUndefined;
   std::uint8_t type = 0;
   std::uint8_t flags = 0;
@@ -58,12 +69,7 @@ struct TensorHead {
     return kFixedBytes + 8 * dimensions * (strides ? 2 : 1);
   }
   void write(WireWriter& out) const {
-    out.put(kind);
-    out.put(type);
-    out.put(flags);
-    out.put(dimensions);
-    out.put(piece);
-    out.put(bytes);
+    out.put(Fixed{kind, type, flags, dimensions, piece, bytes});
     for (const std::int64_t size : size_span()) out.put(size);
     if ((flags & kStrides) == 0) return;
     for (const std::int64_t stride : stride_span()) out.put(stride);

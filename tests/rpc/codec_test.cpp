@@ -257,6 +257,18 @@ TEST(RpcCodecTest, ACalleesWritesStayThere) {
   EXPECT_EQ(tensor.sum().item<float>(), 0);
 }
 
+// Large ones lie in memory that they took over, small ones in memory of the pool.
+TEST(RpcCodecTest, WhatArrivedCanBeResized) {
+  for (const std::int64_t size : {3, 100'000}) {
+    at::Tensor tensor = through(at::arange(size));
+    tensor.resize_({2 * size});
+    EXPECT_TRUE(tensor.slice(0, 0, size).equal(at::arange(size)));
+    const at::Tensor ones = at::ones({size, 4}, at::kLong);
+    at::add_out(tensor, ones, ones);
+    EXPECT_EQ(tensor.sum().item<std::int64_t>(), 8 * size);
+  }
+}
+
 TEST(RpcCodecTest, ManyTensorsOfAllSizes) {
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 400; ++i) tensors.push_back(torch::full({i % 3 == 0 ? 2000 : 2}, i));
