@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <fstream>
 #include <latch>
 #include <thread>
 
@@ -14,9 +13,11 @@
 #include "base/concat.h"
 #include "base/error.h"
 #include "hooked_endpoint.h"
+#include "sleeper.h"
 #include "support.h"
 #include "support/capture.h"
 #include "support/rank_group.h"
+#include "transport/faulty.h"
 #include "transport/shm/shm_endpoint.h"
 #include "transport/simulation.h"
 
@@ -25,6 +26,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+using convoy::test::Sleeper;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -56,40 +58,6 @@ struct Gate {
       return text;
     });
   }
-};
-
-// A thread of this process, and whether it sleeps.
-class Sleeper {
- public:
-  explicit Sleeper(const std::function<void()>& body)
-      : thread_([this, body] {
-          tid_ = ::gettid();
-          body();
-        }) {}
-  Sleeper(const Sleeper&) = delete;
-  Sleeper& operator=(const Sleeper&) = delete;
-  ~Sleeper() { thread_.join(); }
-
-  // Several times in a row: it does not only pass a lock.
-  void wait_until_asleep() const {
-    const Deadline limit = Deadline::after(20s);
-    for (int seen = 0; seen < 10 && !limit.expired(); std::this_thread::yield()) {
-      seen = is_asleep() ? seen + 1 : 0;
-    }
-  }
-
- private:
-  bool is_asleep() const {
-    if (tid_ == 0) return false;
-    std::ifstream file(concat("/proc/self/task/", tid_.load(), "/stat"));
-    std::string text;
-    std::getline(file, text);
-    const std::size_t name = text.rfind(')');
-    return name != std::string::npos && text.substr(name + 2, 1) == "S";
-  }
-
-  std::atomic<pid_t> tid_{0};
-  std::thread thread_;
 };
 
 AgentOptions hooked(AgentOptions options, Hooks& hooks) {
@@ -182,6 +150,50 @@ TEST(AgentTroubleTest, AnAllGatherThatCouldNotBeginIsAsIfItHadNotBeen) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+TEST(AgentTroubleTest, ValuesOfAnAllGatherThatGotLostAreAskedFor) {
+  constexpr int kRounds = 10;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(concat("seed ", seed));
+    transport::World world({.seed = seed});
+    const transport::Fault fault{
+        .first_kind = static_cast<transport::LetterKind>(LetterType::kGather),
+        .last_kind = static_cast<transport::LetterKind>(LetterType::kGatherAsk),
+        .drop = 300'000,
+        .duplicate = 100'000,
+        .delay = 100'000};
+    std::vector<std::unique_ptr<TestAgent>> agents;
+    std::vector<Agent*> all;
+    for (WorkerId rank = 0; rank < 3; ++rank) {
+      AgentOptions options = options_of(rank);
+      options.make_endpoint = [&, rank](transport::Inbox& inbox) {
+        return transport::make_faulty(
+            inbox, {.seed = seed + rank, .rules = {fault}},
+            [&](transport::Inbox& inner) { return world.join(inner, concat("worker", rank)); });
+      };
+      options.start_thread = [&](std::function<void()> run) { world.start(std::move(run)); };
+      agents.push_back(std::make_unique<TestAgent>(options, std::vector<TestFunction>{}));
+      all.push_back(&**agents.back());
+    }
+    admit(all);
+    int ended = 0;
+    for (Agent* const agent : all) {
+      world.start([&, agent] {
+        const WorkerId who[] = {0, 1, 2};
+        for (int round = 0; round < kRounds; ++round) {
+          const auto values = agent->all_gather(concat(agent->self().id, " ", round), who,
+                                                Deadline::at(agent->now() + 100s));
+          EXPECT_THAT(values,
+                      ElementsAre(concat("0 ", round), concat("1 ", round), concat("2 ", round)));
+          ++ended;
+        }
+      });
+    }
+    EXPECT_TRUE(world.run([&] { return ended == 3 * kRounds; }, 1'000'000));
+    world.run_out();
+    agents.clear();
+  }
 }
 
 // --- letters that cannot go ---
