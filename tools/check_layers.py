@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-CORE = ["base", "os", "store", "transport", "coll", "agent"]  # no torch header in these, nor in launch
+CORE = ["base", "os", "store", "transport", "coll", "agent", "rref"]  # no torch header in these, nor in launch
 BELOW_GROUPS = CORE + ["tensor"]
 GROUPS = BELOW_GROUPS + ["group", "share"]
 
@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "transport": ["base", "os"],
     "coll": ["base", "os", "store", "transport"],
     "agent": ["base", "os", "store", "transport"],
+    "rref": ["base", "os", "store", "transport", "agent"],
     "mpi": CORE,
     "tensor": CORE,
     "group": BELOW_GROUPS + ["mpi"],

@@ -470,7 +470,24 @@ void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
       handler(peer.worker, Error(ErrorKind::kPeerLost, why));
     }
   }
+  for (const auto& companion : companions_) companion->gone(peer.worker, why);
   endpoint_->wake();
+}
+
+void Agent::accompany(std::shared_ptr<Companion> companion) {
+  CONVOY_CHECK(!met_.load());
+  companions_.push_back(std::move(companion));
+}
+
+const transport::Address& Agent::address_of(WorkerId worker) const { return peer(worker).address; }
+
+void Agent::watch(WorkerId worker) noexcept {
+  try {
+    Peer& known = peer(worker);
+    if (!known.remote.load(std::memory_order_acquire)) connect(known);
+  } catch (const Error& error) {
+    log_warn("rpc, ", options_.name, ": worker ", worker, " cannot be reached: ", error.what());
+  }
 }
 
 void Agent::room(transport::Remote& remote) noexcept {

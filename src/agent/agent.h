@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "agent/call.h"
+#include "agent/companion.h"
 #include "agent/call_record.h"
 #include "agent/executor.h"
 #include "agent/functions.h"
@@ -170,6 +171,26 @@ class Agent final : private transport::Inbox {
   // On the thread that serves. Before meet().
   void on_lost(std::function<void(const Worker&, const Error&)> handler);
 
+  // Hears of everything; stays as long as the agent. Before meet().
+  void accompany(std::shared_ptr<Companion> companion);
+  const transport::Address& address_of(WorkerId worker) const;
+  // A call of ours to it that may still be answered (Request::number()).
+  bool is_under_way(WorkerId worker, std::uint64_t number) const;
+  // If it is gone, Companion::gone() says so: without this only if there ever was a connection.
+  void watch(WorkerId worker) noexcept;
+  // Not before that time, on the thread that serves.
+  transport::Endpoint::TimerId call_at(Deadline::Clock::time_point when,
+                                       std::function<void()> function) {
+    return endpoint_->call_at(when, std::move(function));
+  }
+  bool cancel_timer(transport::Endpoint::TimerId timer) { return endpoint_->cancel(timer); }
+  // A companion may be idle now.
+  void look_if_idle() noexcept {
+    if (awaits_idle_.load(std::memory_order_relaxed) != 0) endpoint_->wake();
+  }
+  // For those who may outlive the agent.
+  const std::shared_ptr<AgentLife>& life() const { return life_; }
+
   // --- all together ---
 
   // What each of `who` gives, in their order; all of them call it with the same. Calls for the same
@@ -178,12 +199,15 @@ class Agent final : private transport::Inbox {
                                       const Deadline& deadline);
   void barrier(std::span<const WorkerId> who, const Deadline& deadline);
 
-  // All workers call it. Waits until no call is under way anywhere, then ends. kTimeout says who
+  // All workers call it. Waits until no call is under way anywhere, and companions have finished,
+  // then ends. kTimeout says who
   // blocks, and by what; it may be called again then, or abort().
   void shutdown(const Deadline& deadline);
   // Calls that are under way end with kCancelled, here; others hear that this worker has left.
   void abort() noexcept;
   bool is_shut_down() const { return closed_.load(); }
+  // kUnsupported in a forked child of the process that made it.
+  void require_home() const;
 
   AgentStats stats() const;
   // What is under way: "call of my_add to worker1 since 3.2 s", "my_add for worker2 since 1 s".
@@ -204,7 +228,6 @@ class Agent final : private transport::Inbox {
   void room(transport::Remote& remote) noexcept override;
 
   // agent.cpp: workers, connections.
-  void require_home() const;
   void begin(const Id& session, std::map<std::string, WorkerId, std::less<>> names);
   void hear_early();
   Peer& peer(WorkerId worker) const;
@@ -255,6 +278,8 @@ class Agent final : private transport::Inbox {
   void recycle(Request* request) noexcept;
 
   // agent_together.cpp
+  bool is_idle();
+  bool settle(const Deadline& deadline);
   void hear_gather(Peer& peer, transport::Arrival& arrival);
   void hear_gather_ask(Peer& peer, const transport::Arrival& arrival);
   void send_value(Peer& peer, const GatherHead& head, std::string_view value);
@@ -290,6 +315,7 @@ class Agent final : private transport::Inbox {
   std::map<transport::LetterKind, LetterHandler> letter_handlers_;
   std::vector<std::function<void(const Worker&, const Error&)>> lost_handlers_;
   std::function<void()> stranger_handler_;
+  std::vector<std::shared_ptr<Companion>> companions_;
 
   const std::unique_ptr<Gathers> gathers_;
   const std::unique_ptr<Placed> placed_;

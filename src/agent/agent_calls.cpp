@@ -138,6 +138,15 @@ bool Agent::wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadl
   return in_time;
 }
 
+bool Agent::is_under_way(WorkerId worker, std::uint64_t number) const {
+  const Peer& callee = peer(worker);
+  const std::scoped_lock lock(callee.mutex);
+  for (const Call* call = callee.first_call; call; call = call->after_) {
+    if (call->number_ >= number) return call->number_ == number;
+  }
+  return false;
+}
+
 // --- answers ---
 
 void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {

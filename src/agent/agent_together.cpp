@@ -233,40 +233,32 @@ std::vector<std::string> Agent::under_way() const {
 
 // Waits until this worker has nothing under way, then compares with the others: if nobody has begun
 // anything since they said so the last time, there is nothing that could begin anything.
-void Agent::shutdown(const Deadline& deadline) {
-  require_home();
-  if (closed_.load()) return;
-  if (in_own_thread()) {
-    fail(ErrorKind::kInvalidArgument, options_.name,
-         ": shutdown cannot be called in a handler: it waits for all of them");
-  }
-  draining_.store(true);
-  // If it throws, the session goes on.
-  struct Undo {
-    std::atomic<bool>& draining;
-    bool done = false;
-    ~Undo() {
-      if (!done) draining.store(false);
-    }
-  } undo{draining_};
+bool Agent::is_idle() {
+  const bool calls = std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
+    const std::scoped_lock lock(known->mutex);
+    return known->calls == 0 && known->requests == 0;
+  });
+  return calls && std::all_of(companions_.begin(), companions_.end(),
+                              [](const auto& companion) { return companion->idle(); });
+}
+
+// False: it was shut down meanwhile.
+bool Agent::settle(const Deadline& deadline) {
   std::vector<WorkerId> everybody;
   for (const auto& known : peers_) everybody.push_back(known->worker.id);
-  const auto idle = [&] {
-    return std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
-      const std::scoped_lock lock(known->mutex);
-      return known->calls == 0 && known->requests == 0;
-    });
-  };
   // Of what all said in the round before: the same for all who were in it. Whoever decides does so
   // by what it is told in one round, so all decide alike.
   std::uint64_t before = 0;
   for (;;) {
     // Answers tell us only now: they would wake us for each of them while we wait for the others.
     awaits_idle_.fetch_add(1);
-    const bool is_idle = wait_aside(deadline, [&] { return closed_.load() || idle(); });
+    const bool idle = wait_aside(deadline, [&] { return closed_.load() || is_idle(); });
     awaits_idle_.fetch_sub(1);
-    if (!is_idle) {
-      const auto lines = under_way();
+    if (!idle) {
+      auto lines = under_way();
+      for (const auto& companion : companions_) {
+        for (std::string& line : companion->under_way()) lines.push_back(std::move(line));
+      }
       std::string text;
       for (std::size_t i = 0; i < lines.size() && i < kMostNamed; ++i) {
         text += concat(i == 0 ? "" : "; ", lines[i]);
@@ -274,11 +266,13 @@ void Agent::shutdown(const Deadline& deadline) {
       if (lines.size() > kMostNamed) text += concat("; ", lines.size() - kMostNamed, " more");
       fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ", text);
     }
-    if (closed_.load()) return;
+    if (closed_.load()) return false;
     std::string mine;
     WireWriter writer(mine);
+    std::uint64_t taken = taken_.load();
+    for (const auto& companion : companions_) taken += companion->activity();
     writer.put(started_.load());
-    writer.put(taken_.load());
+    writer.put(taken);
     writer.put(before);
     std::vector<std::string> now;
     try {
@@ -297,7 +291,30 @@ void Agent::shutdown(const Deadline& deadline) {
     before = hash_text(counts, /*seed=*/1);
     const bool same = std::all_of(seen_before.begin(), seen_before.end(),
                                   [&](std::uint64_t value) { return value == before; });
-    if (same) break;
+    if (same) return true;
+  }
+}
+
+void Agent::shutdown(const Deadline& deadline) {
+  require_home();
+  if (closed_.load()) return;
+  if (in_own_thread()) {
+    fail(ErrorKind::kInvalidArgument, options_.name,
+         ": shutdown cannot be called in a handler: it waits for all of them");
+  }
+  draining_.store(true);
+  // If it throws, the session goes on.
+  struct Undo {
+    std::atomic<bool>& draining;
+    bool done = false;
+    ~Undo() {
+      if (!done) draining.store(false);
+    }
+  } undo{draining_};
+  if (!settle(deadline)) return;
+  if (!companions_.empty()) {
+    for (const auto& companion : companions_) companion->finish();
+    if (!settle(deadline)) return;
   }
   // Others may wait for what has not gone yet.
   wait_aside(deadline, [&] {
@@ -313,7 +330,8 @@ void Agent::shutdown(const Deadline& deadline) {
 void Agent::abort() noexcept {
   if (!home_.is_here()) return;
   if (!met_.load(std::memory_order_acquire)) {
-    closed_.store(true);
+    if (closed_.exchange(true)) return;
+    for (const auto& companion : companions_) companion->closed();
     return;
   }
   for (const auto& known : peers_) {
@@ -349,6 +367,7 @@ void Agent::abort() noexcept {
     }
   }
   ended.tell();
+  for (const auto& companion : companions_) companion->closed();
   endpoint_->wake();
 }
 

@@ -48,6 +48,14 @@ class SeenNumbers {
     return true;
   }
 
+  bool contains(std::uint64_t number) const {
+    if (number >= next_) return false;
+    const auto range =
+        std::upper_bound(missing_.begin(), missing_.end(), number,
+                         [](std::uint64_t value, const Range& other) { return value < other.end; });
+    return range == missing_.end() || number < range->begin;
+  }
+
   std::size_t ranges() const { return missing_.size(); }
 
  private:
