@@ -140,11 +140,12 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
   const bool large = is_large(queued.pieces);
   if (large) lock.unlock();
   SendResult result = SendResult::kLost;
+  const auto sent = quick_now();
   try {
     result = remote.try_send(letter, queued.on_sent);
     if (large) lock.lock();
     if (result == SendResult::kSent && peer.is_linked(queued.call, queued.slot, queued.number)) {
-      record_.sent(queued.call->ticket_, quick_now());
+      record_.sent(queued.call->ticket_, sent);
     }
   } catch (const Error& error) {
     if (large) lock.lock();

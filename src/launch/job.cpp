@@ -10,6 +10,8 @@
 #include "launch/text.h"
 #include "launch/tuning.h"
 #include "os/descendants.h"
+#include "os/file.h"
+#include "os/flight_calls.h"
 #include "os/flight_dump.h"
 #include "store/ended.h"
 
@@ -24,6 +26,8 @@ constexpr milliseconds kSameStop{250};
 constexpr milliseconds kPatience{1000};      // before we say whom we wait for
 constexpr milliseconds kGiveUp{10'000};      // a process that SIGKILL does not end
 constexpr std::size_t kOperationsShown = 5;  // of the flight record of a rank that failed
+constexpr std::size_t kCallsShown = 20;      // of a job that hangs
+constexpr milliseconds kLongCall{1000};      // one that may be why somebody stopped the job
 constexpr milliseconds kOldFailure{10'000};  // one before the end of a rank is not its cause
 constexpr milliseconds kLastWords{2000};     // for the report when nobody may be there to read it
 
@@ -69,6 +73,7 @@ Job::Job(const RunOptions& options, const JobContext& context, const std::string
   if (launcher_.input) {
     stdin_feed_ = std::make_unique<StdinFeed>(loop_, std::move(launcher_.input), folder);
   }
+  if (!options_.trace.empty()) write_file(options_.trace, "", 0644);  // better now than at the end
   watch_signals();
   watch_launcher();
   if (options_.timeout) call_after(*options_.timeout, &Job::on_timeout);
@@ -159,7 +164,10 @@ void Job::on_stop_signal(int signal) {
   const bool again = first_stop_ != Clock::time_point{} && now - first_stop_ > kSameStop;
   if (first_stop_ == Clock::time_point{}) first_stop_ = now;
   if (phase_ == Phase::kRunning || phase_ == Phase::kSettling) {
-    if (set_cause(Cause::kSignal)) outcome_.signal = signal;
+    if (set_cause(Cause::kSignal)) {
+      outcome_.signal = signal;
+      note_calls(kLongCall);
+    }
     return end_ranks(signal);
   }
   if (phase_ == Phase::kFlushing) return give_up_output();  // whoever should read does not
@@ -275,12 +283,21 @@ void Job::on_timeout() {
     const auto i = static_cast<std::size_t>(rank);
     outcome_.ranks[i].state_at_timeout = describe_state(ranks_[i]->pid());
     outcome_.ranks[i].last_lines = output_.last_lines(rank);
-    if (const auto log = ranks_[i]->flight_log()) {
+    const auto log = ranks_[i]->flight_log();
+    if (log && (log->calls.empty() || !log->entries.empty())) {
       const auto now = Clock::now().time_since_epoch();
       outcome_.ranks[i].last_operations = {flight::describe_activity(*log, log->latest(), now)};
     }
   }
+  note_calls({});
   end_ranks(SIGTERM);
+}
+
+// Those that the end of the job is about to end.
+void Job::note_calls(std::chrono::nanoseconds least) {
+  const auto logs = flight_logs();
+  outcome_.calls = flight::calls_under_way(flight::Calls(logs), kCallsShown,
+                                           Clock::now().time_since_epoch(), least);
 }
 
 void Job::proceed_if_all_ended() {
@@ -320,6 +337,7 @@ void Job::complete_outcome() {
     }
   }
   add_flight_records();
+  write_trace();
   outcome_.left_over = sweep_.ended();
   const auto& left = sweep_.unkillable();
   outcome_.unkillable.insert(outcome_.unkillable.end(), left.begin(), left.end());
@@ -342,16 +360,33 @@ void Job::add_flight_records() {
   const auto logs = flight_logs();
   auto& first = outcome_.ranks[static_cast<std::size_t>(outcome_.failed.front())];
   const auto end = (start_ + first.lived).time_since_epoch();
+  const flight::Calls calls(logs);
   for (const auto& log : logs) {
     if (log.rank != first.rank) continue;
     first.last_operations = flight::last_operations(log, kOperationsShown, end, end - kOldFailure);
     first.waited_for = flight::who_waited_for(log, logs, end - kOldFailure);
+    first.calls = flight::calls_under_way(log, calls, kOperationsShown, end);
+    for (auto& line : flight::who_called(log, calls, kOperationsShown, end)) {
+      first.waited_for.push_back(std::move(line));
+    }
   }
   if (options_.log_folder.empty() || logs.empty()) return;
   try {
     flight::write_dumps(options_.log_folder + "/flight", logs);
+    write_file(options_.log_folder + "/flight/trace.json", flight::to_trace(logs, end), 0644);
   } catch (const std::exception& error) {
     output_.note(concat("convoy: writing flight records: ", error.what(), "\n"));
+  }
+}
+
+void Job::write_trace() {
+  if (options_.trace.empty()) return;
+  try {
+    const auto logs = flight_logs();
+    if (logs.empty()) fail(ErrorKind::kUnsupported, "no rank has written a flight record");
+    write_file(options_.trace, flight::to_trace(logs, Clock::now().time_since_epoch()), 0644);
+  } catch (const std::exception& error) {
+    output_.note(concat("convoy: writing the trace: ", error.what(), "\n"));
   }
 }
 

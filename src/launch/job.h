@@ -68,7 +68,9 @@ class Job {
   void sweep();
   void flush();
   void complete_outcome();
+  void note_calls(std::chrono::nanoseconds least);
   void add_flight_records();
+  void write_trace();
   void report();
   std::vector<flight::Log> flight_logs() const;
   void call_after(std::chrono::nanoseconds delay, void (Job::*step)());

@@ -48,6 +48,7 @@ struct RunTexts {
   std::vector<std::string> environment;
   std::string working_folder;
   std::string log_folder;
+  std::string trace;
   bool no_prefix = false;
   bool no_tune = false;
   bool pin = false;
@@ -94,6 +95,9 @@ std::unique_ptr<CLI::App> make_run_app(RunTexts& texts) {
       "Whose output appears here, such as 0 or 0,2-3 (default all)");
   add("Input and output", "--log-dir", texts.log_folder, "DIR",
       "Also write each rank's output to DIR/rank-<r>.out and .err");
+  add("Input and output", "--trace", texts.trace, "FILE",
+      "Write a Chrome trace of all ranks' calls (RPC) and collectives at the end: the last 262144 "
+      "and 2048 of each");
   add_flag("Input and output", "--no-prefix", texts.no_prefix, "No '[rank] ' before each line");
   add_flag("Tuning", "--pin", texts.pin, "Give each rank cores of its own");
   add_flag("Tuning", "--no-tune", texts.no_tune,
@@ -127,6 +131,9 @@ std::unique_ptr<CLI::App> make_record_app(RecordOptions& options) {
   app->add_option("-o,--output", options.folder,
                   "Write files that torchfrtrace reads, and JSON, into this folder")
       ->type_name("DIR");
+  app->add_option("--trace", options.trace,
+                  "Write a Chrome trace of the last calls (RPC) and collectives of all ranks")
+      ->type_name("FILE");
   app->add_option("--last", options.last, "Operations shown of each rank (default 20)")
       ->type_name("N")
       ->check(CLI::Range(1, 2048));
@@ -323,6 +330,7 @@ RunOptions convert(const RunTexts& texts, Arguments program, int cores) {
   run.job_id = texts.job_id;
   run.working_folder = texts.working_folder;
   run.log_folder = texts.log_folder;
+  run.trace = texts.trace;
   run.prefix = !texts.no_prefix;
   run.tune = !texts.no_tune;
   run.pin = texts.pin;

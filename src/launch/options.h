@@ -28,6 +28,7 @@ struct RunOptions {
   StdinMode stdin_mode = StdinMode::kNone;
   int stdin_rank = 0;                  // kRank only
   std::string log_folder;              // empty: no files
+  std::string trace;                   // file for a Chrome trace; empty: none
   std::optional<std::set<int>> shown;  // on the terminal; nullopt: all
   bool prefix = true;
   bool tune = true;
@@ -41,6 +42,7 @@ struct DoctorOptions {
 struct RecordOptions {
   std::string job;     // its name, or a process's number; empty: list them
   std::string folder;  // empty: to standard output
+  std::string trace;   // file for a Chrome trace; empty: none
   int last = 20;       // operations of each rank
   bool json = false;
 };

@@ -73,6 +73,10 @@ std::string first_failure(const JobOutcome& outcome) {
     text += concat("  last operations of rank ", first.rank, ":\n");
     for (const auto& line : first.last_operations) text += concat("    | ", line, "\n");
   }
+  if (!first.calls.empty()) {
+    text += concat("  calls under way of rank ", first.rank, ":\n");
+    for (const auto& line : first.calls) text += concat("    | ", line, "\n");
+  }
   for (const auto& line : first.waited_for) text += concat("  waited for it: ", line, "\n");
   for (std::size_t i = 1; i < outcome.failed.size(); ++i) {
     const auto& other = rank_of(outcome, outcome.failed[i]);
@@ -94,6 +98,12 @@ std::string at_timeout(const JobOutcome& outcome) {
                                     : concat("; last line: ", rank.last_lines.back(), "\n");
     for (const auto& line : rank.last_operations) text += concat("    | ", line, "\n");
   }
+  return text;
+}
+
+std::string calls_at_end(const JobOutcome& outcome) {
+  std::string text = outcome.calls.empty() ? "" : "  calls under way:\n";
+  for (const auto& line : outcome.calls) text += concat("    | ", line, "\n");
   return text;
 }
 
@@ -128,6 +138,7 @@ std::string make_report(const JobOutcome& outcome) {
   std::string text = headline(outcome);
   if (outcome.cause == Cause::kRankFailed) text += first_failure(outcome);
   if (outcome.cause == Cause::kTimeout) text += at_timeout(outcome);
+  text += calls_at_end(outcome);
   if (outcome.cause != Cause::kNone) text += ended_by_us(outcome);
   if (!outcome.left_over.empty()) {
     text += concat(text.empty() ? "convoy: " : "  ",

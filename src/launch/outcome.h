@@ -39,6 +39,7 @@ struct RankOutcome {
   std::string state_at_timeout;         // "sleeping"; only with Cause::kTimeout
   // Of its flight record: what it did last, and who waited for it.
   std::vector<std::string> last_operations;
+  std::vector<std::string> calls;  // of RPC, that were under way
   std::vector<std::string> waited_for;
 };
 
@@ -52,6 +53,7 @@ struct JobOutcome {
   std::vector<RankOutcome> ranks;      // by rank
   std::vector<int> failed;             // those that failed of their own accord, first one first
   std::string kill_hint;               // about a SIGKILL that was not ours
+  std::vector<std::string> calls;      // of RPC, that were under way when the job was ended
   std::vector<std::string> left_over;  // "sleep (pid 4711)": background processes that were ended
   std::vector<std::string> unkillable;
 };

@@ -12,11 +12,14 @@ namespace {
 
 // Above so many ranks their memory would be missed: each then has its own.
 constexpr int kMostRecorded = 256;
+// With --trace: 16 MB a rank.
+constexpr std::size_t kTracedCalls = std::size_t{1} << 18;
 
 Segment make_flight_memory(int rank, const RankSetting& setting) {
   if (setting.options.ranks > kMostRecorded) return {};
   try {
-    return flight::make_memory(setting.job.id, rank);
+    const bool traced = !setting.options.trace.empty();
+    return flight::make_memory(setting.job.id, rank, traced ? kTracedCalls : flight::kCalls);
   } catch (const Error&) {  // the job can do without
     return {};
   }

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "launch/writer.h"
 #include "os/file.h"
+#include "os/flight_calls.h"
 #include "os/flight_dump.h"
 
 namespace convoy::launch {
@@ -23,14 +24,33 @@ std::string as_json(const std::vector<flight::Log>& logs) {
   return text + "]\n";
 }
 
+// Of a rank without collectives: "2 calls and 1 handler under way".
+std::string describe_calls(const flight::Log& log) {
+  std::size_t made = 0;
+  std::size_t served = 0;
+  for (const auto& call : log.calls) {
+    if (!call.over()) ++(call.served ? served : made);
+  }
+  return concat(made, made == 1 ? " call" : " calls", " and ", served,
+                served == 1 ? " handler" : " handlers", " under way");
+}
+
 std::string as_text(const std::vector<flight::Log>& logs, std::size_t last) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const flight::Calls calls(logs);
   std::string text;
   for (const auto& log : logs) {
     text += concat("rank ", log.rank.value_or(0), ", pid ", log.pid, ": ",
-                   flight::describe_activity(log, log.latest(), now), "\n");
+                   log.entries.empty() && !log.calls.empty()
+                       ? describe_calls(log)
+                       : flight::describe_activity(log, log.latest(), now),
+                   "\n");
     for (const auto& line : flight::last_operations(log, last, now)) {
       text += concat("  | ", line, "\n");
+    }
+    for (const auto& line : flight::last_calls(log, last, now)) text += concat("  | ", line, "\n");
+    for (const auto& line : flight::calls_under_way(log, calls, last, now)) {
+      text += concat("  ", line, "\n");
     }
     for (const auto& line : flight::who_waits_for(log, logs)) {
       text += concat("  waited for by ", line, "\n");
@@ -83,6 +103,15 @@ int run_record(const RecordOptions& options) {
     return write_fully(STDOUT_FILENO,
                        concat("wrote ", options.folder, "/rank_<r> and <r>.json of ", logs.size(),
                               " ranks; torchfrtrace ", options.folder, " compares them\n")) == 0
+               ? 0
+               : 1;
+  }
+  if (!options.trace.empty()) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    write_file(options.trace, flight::to_trace(logs, now), 0644);
+    return write_fully(STDOUT_FILENO,
+                       concat("wrote ", options.trace, " of ", logs.size(),
+                              " ranks; open it in Perfetto or chrome://tracing\n")) == 0
                ? 0
                : 1;
   }

@@ -133,6 +133,19 @@ std::vector<std::string> calls_under_way(const Log& log, const Calls& calls, std
   return first_lines(std::move(lines), most);
 }
 
+std::vector<std::string> calls_under_way(const Calls& calls, std::size_t most, nanoseconds now,
+                                         nanoseconds least) {
+  std::vector<std::pair<nanoseconds, std::string>> lines;
+  for (const Log& log : calls.job()) {
+    for (const Entry& entry : log.calls) {
+      if (entry.over() || now - entry.created < least) continue;
+      if (entry.served && calls.other(log, entry).entry) continue;
+      lines.emplace_back(entry.created, call_line(log, entry, calls, now));
+    }
+  }
+  return first_lines(std::move(lines), most);
+}
+
 std::vector<std::string> last_calls(const Log& log, std::size_t most, nanoseconds now) {
   std::vector<const Entry*> over;
   for (const Entry& entry : log.calls) {

@@ -54,6 +54,11 @@ std::string peer_of(const Log& log, const Entry& entry);
 //   worker0 (rank 0): runs since 12.2 s for worker2: train_step, call 417
 std::vector<std::string> calls_under_way(const Log& log, const Calls& calls, std::size_t most,
                                          std::chrono::nanoseconds now);
+// The same of all ranks: calls that were made at least so long ago, and what runs for callers that
+// nobody knows.
+std::vector<std::string> calls_under_way(const Calls& calls, std::size_t most,
+                                         std::chrono::nanoseconds now,
+                                         std::chrono::nanoseconds least = {});
 // Its last calls that are over, oldest first.
 std::vector<std::string> last_calls(const Log& log, std::size_t most, std::chrono::nanoseconds now);
 // Who waited for a rank that ended then, or little before:

@@ -49,6 +49,21 @@ struct Drawn {
   std::string lane;
 };
 
+// The two ends of the arrows between a call and its run. Clocks agree to a microsecond: nothing
+// begins before it was sent, or is answered after the caller had the answer.
+struct Arrows {
+  nanoseconds sent;
+  nanoseconds begun;
+  nanoseconds answered;
+  nanoseconds heard;
+
+  Arrows(const Entry& made, const Entry& served)
+      : sent(std::max(made.started, made.created)),
+        begun(std::max({served.started, served.created, sent})),
+        answered(std::min(served.ended, made.ended)),
+        heard(made.ended) {}
+};
+
 // What one rank did, by the time of its beginning, in lanes.
 std::vector<Drawn> draw(const std::vector<Entry>& entries, nanoseconds now) {
   std::vector<Drawn> all;
@@ -117,15 +132,15 @@ class Tracer {
     const auto there = calls_.other(log, entry);
     if (!there.entry || there.entry->started == nanoseconds::zero()) return;
     const std::uint64_t number = numbers_.at(&entry);
-    trace.arrow(ChromeTrace::Arrow::kBegin, drawn.lane, "call", number,
-                trace_time(std::clamp(entry.started, drawn.from, drawn.to)));
+    const Arrows arrows(entry, *there.entry);
+    trace.arrow(ChromeTrace::Arrow::kBegin, drawn.lane, "call", number, trace_time(arrows.sent));
     if (entry.state == State::kCompleted && there.entry->over()) {
-      trace.arrow(ChromeTrace::Arrow::kEnd, drawn.lane, "answer", number + 1, trace_time(drawn.to));
+      trace.arrow(ChromeTrace::Arrow::kEnd, drawn.lane, "answer", number + 1,
+                  trace_time(arrows.heard));
     }
   }
 
-  // In the queue, then on a thread. Clocks agree to a microsecond: nothing comes before it was
-  // sent, or is answered after the caller had the answer.
+  // In the queue, then on a thread.
   void add_served(ChromeTrace& trace, const Log& log, const Drawn& drawn) const {
     const Entry& entry = *drawn.entry;
     const bool runs = entry.started != nanoseconds::zero();
@@ -140,10 +155,11 @@ class Tracer {
     const auto caller = calls_.other(log, entry);
     if (!caller.entry) return;
     const std::uint64_t number = numbers_.at(caller.entry);
-    trace.arrow(ChromeTrace::Arrow::kEnd, drawn.lane, "call", number, trace_time(begun));
+    const Arrows arrows(*caller.entry, entry);
+    trace.arrow(ChromeTrace::Arrow::kEnd, drawn.lane, "call", number, trace_time(arrows.begun));
     if (caller.entry->state == State::kCompleted && entry.over()) {
       trace.arrow(ChromeTrace::Arrow::kBegin, drawn.lane, "answer", number + 1,
-                  trace_time(drawn.to));
+                  trace_time(arrows.answered));
     }
   }
 

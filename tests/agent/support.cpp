@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/concat.h"
+#include "os/flight_recorder.h"
 #include "support/leak_oracle.h"
 #include "transport/shm/fabric.h"
 
@@ -13,9 +14,12 @@ using convoy::test::Holding;
 using convoy::test::HoldingKind;
 using convoy::test::LeakOracle;
 
-// The Fabric lives as long as the process; what it holds for peers goes when its thread comes by.
+// The Fabric and the flight record live as long as the process; what the Fabric holds for peers goes when its thread comes by.
 [[maybe_unused]] const bool kAgentsRegistered = [] {
-  LeakOracle::warm_up([] { shm::Fabric::instance(); });
+  LeakOracle::warm_up([] {
+    shm::Fabric::instance();
+    flight::Recorder::instance();
+  });
   LeakOracle::ignore([](const Holding& holding) {
     if (holding.kind != HoldingKind::kDescriptor) return false;
     const auto held = shm::Fabric::instance().descriptors();

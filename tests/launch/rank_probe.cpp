@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/agent.h"
 #include "base/call_scope.h"
 #include "coll/group.h"
 #include "convoy/store.h"
@@ -109,6 +110,42 @@ coll::Group& world() {
   return *group;
 }
 
+// --- calls between the ranks, which are worker0, worker1, ... ---
+
+struct ProbeCall final : agent::Call {
+  void ended(agent::Outcome&& outcome) noexcept override {
+    if (outcome.failure) std::cout << "error: " << outcome.failure->text << std::endl;
+    mark_over();
+  }
+};
+
+const agent::FunctionKey kEcho = {"echo", "()", 1};
+const agent::FunctionKey kTrainStep = {"train_step", "()", 2};
+
+void answer(void*, agent::RequestRef request) noexcept { request->reply({}); }
+void never_answer(void*, agent::RequestRef) noexcept { wait_for_ever(); }
+
+agent::Agent& workers() {
+  static auto* const made = [] {
+    agent::AgentOptions options;
+    options.name = "worker" + variable("RANK");
+    options.rank = static_cast<agent::WorkerId>(std::stoi(variable("RANK")));
+    options.handlers = {{.key = kEcho, .run = &answer}, {.key = kTrainStep, .run = &never_answer}};
+    auto* const agent = new agent::Agent(options);
+    agent->meet(*with_prefix(launcher_store(), "rpc"), std::stoi(variable("WORLD_SIZE")),
+                Deadline::after(std::chrono::seconds(50)));
+    return agent;
+  }();
+  return *made;
+}
+
+void call(const std::string& rank, const agent::FunctionKey& function) {
+  ProbeCall call;
+  workers().start(call, static_cast<agent::WorkerId>(std::stoi(rank)),
+                  agent::declare_function(function), {});
+  workers().wait(call);
+}
+
 void all_reduce(int times) {
   const CallScope scope(CallSite("/src/probe.cpp", "main", 40));
   std::vector<float> data(4);
@@ -150,6 +187,12 @@ const std::map<std::string, std::function<void(const std::string&)>> kWithValue 
        launcher_store()->get(key, Deadline::after(std::chrono::seconds(50)));
      }},
     {"all-reduce", [](const std::string& times) { all_reduce(std::stoi(times)); }},
+    {"call-echo", [](const std::string& rank) { call(rank, kEcho); }},
+    {"call-often",
+     [](const std::string& times) {
+       for (int i = std::stoi(times); i > 0; --i) call("0", kEcho);
+     }},
+    {"call-train-step", [](const std::string& rank) { call(rank, kTrainStep); }},
     {"announce", [](const std::string& key) { launcher_store()->set(key, "1"); }},
     {"flood", [](const std::string& lines) { flood(std::stoul(lines)); }},
     {"long",
@@ -171,6 +214,7 @@ const std::map<std::string, std::function<void(const std::string&)>> kWithValue 
 
 const std::map<std::string, std::function<void()>> kWithout = {
     {"pid", [] { std::cout << "pid " << getpid() << std::endl; }},
+    {"meet", [] { workers(); }},
     {"cwd", [] { std::cout << "cwd " << std::filesystem::current_path().string() << std::endl; }},
     {"cores", print_cores},
     {"wait", [] { wait_for_ever(); }},

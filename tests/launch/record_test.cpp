@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <thread>
 
@@ -19,6 +20,7 @@ namespace convoy::launch {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -154,6 +156,140 @@ TEST(Record, OutlivesARank) {
       AllOf(HasSubstr("Not all ranks joining collective, sequence number: 3"),
             HasSubstr("missing ranks: {1}"), HasSubstr("main at /src/probe.cpp:40"),
             testing::Not(HasSubstr("sequence number: 1")), testing::Not(HasSubstr("Traceback"))));
+}
+
+// --- calls ---
+
+// worker2 calls train_step of worker0, which never answers, after a call that it did answer.
+// Returns when it runs.
+Launched job_with_a_stuck_call(std::vector<std::string> options) {
+  options.insert(options.end(), {"-n", "3"});
+  auto job = Launched::run(options, {"meet", "pid", "only", "2", "call-echo", "0",
+                                     "call-train-step", "0", "all", "wait"});
+  EXPECT_TRUE(job.wait_for("pid ", 3));
+  const auto deadline = Deadline::after(std::chrono::seconds(20));
+  const auto runs = [&] {
+    for (const auto& log : flight::read_job(job.job_id())) {
+      for (const auto& call : log.calls) {
+        if (call.served && call.operation == "train_step" && call.under_way()) return true;
+      }
+    }
+    return false;
+  };
+  while (!runs() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_FALSE(deadline.expired());
+  return job;
+}
+
+constexpr const char* kWaits =
+    "worker2 \\(rank 2\\): waits since [0-9.]+ s for worker0: train_step, "
+    "call 2; it runs there since [0-9.]+ s\n";
+
+// Every arrow has two ends, of which the second is not before the first, and joins two processes.
+// Returns how many there are.
+std::size_t check_arrows(const Json& trace) {
+  struct End {
+    double time = -1;
+    double process = -1;
+  };
+  std::map<double, std::pair<End, End>> arrows;
+  const auto number = [](const Json& event, const char* name) {
+    const Json* const found = event.member(name);
+    return found ? std::get<double>(found->value) : -1;
+  };
+  for (const Json& event : std::get<Json::Array>(trace.member("traceEvents")->value)) {
+    const std::string phase = *event.member("ph")->text();
+    if (phase != "s" && phase != "f") continue;
+    auto& [begin, end] = arrows[number(event, "id")];
+    End& one = phase == "s" ? begin : end;
+    EXPECT_LT(one.time, 0) << "twice: " << number(event, "id");
+    one = {number(event, "ts"), number(event, "pid")};
+  }
+  for (const auto& [id, arrow] : arrows) {
+    EXPECT_GT(arrow.first.time, 0) << id;
+    EXPECT_GE(arrow.second.time, arrow.first.time) << id;
+    EXPECT_NE(arrow.first.process, arrow.second.process) << id;
+  }
+  return arrows.size();
+}
+
+std::size_t spans_of(const Json& trace, const std::string& name) {
+  std::size_t count = 0;
+  for (const Json& event : std::get<Json::Array>(trace.member("traceEvents")->value)) {
+    if (*event.member("ph")->text() == "X" && *event.member("name")->text() == name) ++count;
+  }
+  return count;
+}
+
+TEST(Record, ShowsWhoWaitsForWhomInACall) {
+  const TempFolder folder("record");
+  auto job = job_with_a_stuck_call({});
+  const auto text = run_convoy({"record", job.job_id()});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr(concat("rank 2, pid ", job.pid_of_rank(2),
+                                     ": 1 call and 0 handlers under way\n"
+                                     "  | worker2 (rank 2): called worker0: echo, call 1, "
+                                     "answered in ")),
+                    ContainsRegex(kWaits),
+                    ContainsRegex("worker0 \\(rank 0\\): runs since [0-9.]+ s for worker2: "
+                                  "train_step, call 2\n")));
+  // The same for machines.
+  const auto json = run_convoy({"record", "--json", job.job_id()}).out;
+  ASSERT_TRUE(Json::parse(json));
+  EXPECT_THAT(json,
+              HasSubstr("\"function\": \"train_step\", \"number\": 2, \"state\": \"running\""));
+  const std::string file = folder.path() + "/trace.json";
+  EXPECT_EQ(run_convoy({"record", "--trace", file, job.job_id()}).code, 0);
+  const auto trace = Json::parse(read_file(file).value());
+  ASSERT_TRUE(trace);
+  EXPECT_EQ(check_arrows(*trace), 3U);  // echo's call and answer, train_step's call
+  EXPECT_EQ(spans_of(*trace, "train_step -> worker0"), 1U);
+  EXPECT_EQ(spans_of(*trace, "train_step <- worker2"), 1U);
+  job.kill(SIGTERM);
+  job.finish();
+}
+
+TEST(Record, CallsOutliveAWorker) {
+  const TempFolder folder("record");
+  auto job = job_with_a_stuck_call({"--log-dir", folder.path()});
+  ASSERT_EQ(::kill(job.pid_of_rank(0), SIGKILL), 0);
+  EXPECT_EQ(job.finish().shell_code(), 137);
+  EXPECT_THAT(job.err(),
+              AllOf(ContainsRegex("  calls under way of rank 0:\n"
+                                  "    \\| worker0 \\(rank 0\\): runs since [0-9.]+ s for worker2: "
+                                  "train_step, call 2\n"),
+                    ContainsRegex("  waited for it: worker2 \\(rank 2\\) since [0-9.]+ s: "
+                                  "train_step, call 2, which ran there\n")));
+  const auto trace = read_file(folder.path() + "/flight/trace.json");
+  ASSERT_TRUE(trace);
+  EXPECT_TRUE(Json::parse(*trace));
+}
+
+// One that hangs is stopped by a person, or by the clock.
+TEST(Record, TellsOfCallsWhenAJobIsEnded) {
+  auto job = Launched::run({"-n", "3", "--timeout", "3s"}, {"meet", "only", "2", "call-echo", "0",
+                                                            "call-train-step", "0", "all", "wait"});
+  EXPECT_EQ(job.finish().shell_code(), 124);
+  EXPECT_THAT(job.err(), ContainsRegex(concat("  calls under way:\n    \\| ", kWaits)));
+}
+
+TEST(Record, ATraceOfAWholeJob) {
+  const TempFolder folder("record");
+  const std::string file = folder.path() + "/trace.json";
+  constexpr std::size_t kMany = 3000;  // more than a flight record has by itself
+  auto job = Launched::run(
+      {"-n", "2", "--trace", file},
+      {"meet", "only", "1", "call-often", std::to_string(kMany), "all", "barrier", "end"});
+  EXPECT_EQ(job.finish().shell_code(), 0) << job.err();
+  const auto trace = Json::parse(read_file(file).value());
+  ASSERT_TRUE(trace);
+  EXPECT_EQ(spans_of(*trace, "echo -> worker0"), kMany);
+  EXPECT_EQ(spans_of(*trace, "echo <- worker1"), kMany);
+  EXPECT_EQ(check_arrows(*trace), 2 * kMany);
+  EXPECT_THAT(
+      run_convoy({"run", "-n", "1", "--trace", folder.path() + "/no/such/file", "true"}).err,
+      HasSubstr("/no/such/file"));
 }
 
 }  // namespace
