@@ -58,11 +58,12 @@ class Convoy final : public bench::Side {
     } else if (case_.op == "broadcast") {
       group_->broadcast(buffer_.data, buffer_.data, count_, type_, 0);
     } else if (case_.op == "reduce_scatter") {
-      group_->reduce_scatter(buffer_.data, output_.data, count_ / ranks_, type_);
+      group_->run(
+          group_->calls().reduce_scatter(buffer_.data, output_.data, count_ / ranks_, type_));
     } else if (case_.op == "all_gather") {
       group_->all_gather(buffer_.data, output_.data, count_ / ranks_, type_);
     } else if (case_.op == "all_to_all") {
-      group_->all_to_all(buffer_.data, output_.data, count_ / ranks_, type_);
+      group_->run(group_->calls().all_to_all(buffer_.data, output_.data, count_ / ranks_, type_));
     } else if (case_.op == "ping_pong") {  // there and back
       if (group_->rank() == 0) {
         group_->send(buffer_.data, count_, type_, 1);

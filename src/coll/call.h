@@ -38,7 +38,8 @@ struct Call {
   Shape shape;                             // of the one buffer; part of the tag
   Purpose purpose;                         // its tag is part of the tag, too
   std::shared_ptr<const CallLists> lists;  // otherwise
-  Deadline deadline = Deadline::never();
+  std::chrono::nanoseconds timeout{0};     // 0: the group's
+  Deadline deadline = Deadline::never();   // of who runs it, by the timeout
 
   // All that this rank sends, and all that it gets.
   View input_view() const {

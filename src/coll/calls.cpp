@@ -16,6 +16,7 @@ class CallMaker::Builder {
       : maker_(maker) {
     call_.signature.op = op;
     call_.signature.type = type;
+    call_.timeout = options.timeout;
     call_.purpose = current_purpose();
     call_.signature.tag = options.tag ^ call_.purpose.tag;
     shape(options.shape);
@@ -268,8 +269,12 @@ class CallMaker::Builder {
   std::shared_ptr<CallLists> lists_;  // the call's own
 };
 
-Call CallMaker::barrier(OpKind kind, const CallOptions& options) const {
-  return Builder(*this, kind, DataType::kU8, options).build();
+Call CallMaker::barrier(const CallOptions& options) const {
+  return Builder(*this, OpKind::kBarrier, DataType::kU8, options).build();
+}
+
+Call CallMaker::monitored_barrier(const CallOptions& options) const {
+  return Builder(*this, OpKind::kMonitoredBarrier, DataType::kU8, options).build();
 }
 
 Call CallMaker::all_reduce(const void* input, void* output, std::size_t count, DataType type,

@@ -32,17 +32,17 @@ void Group::Impl::check_open(OpKind op) const {
 }
 
 // The fast path: nothing is queued and nobody runs, so this thread runs its operation itself.
-void Group::Impl::run(Call call, std::chrono::nanoseconds timeout) {
+void Group::Impl::run(Call call) {
   check_process(to_string(call.signature.op));
   const auto now = QuickClock::now();
-  call.deadline = deadline(timeout, now);
+  call.deadline = deadline(call.timeout, now);
   std::uint64_t number = 0;
   {
     std::unique_lock lock(mutex_);
     check_open(call.signature.op);
     if (busy_ || !queue_.empty()) {
       lock.unlock();
-      const auto operation = issue(std::move(call), timeout, nullptr);
+      const auto operation = issue(std::move(call), nullptr);
       wait(*operation, Deadline::never());  // the operation's own deadline ends it
       return;
     }
@@ -83,11 +83,10 @@ void Group::Impl::release_turn() {
   if (someone) changed_.notify_all();
 }
 
-std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, std::chrono::nanoseconds timeout,
-                                                     Callback done) {
+std::shared_ptr<Work::Collective> Group::Impl::issue(Call call, Callback done) {
   check_process(to_string(call.signature.op));
   const auto now = QuickClock::now();
-  call.deadline = deadline(timeout, now);
+  call.deadline = deadline(call.timeout, now);
   auto operation = std::make_shared<Work::Collective>(shared_from_this());
   operation->call = std::move(call);
   if (Shape& shape = operation->call.shape; shape.dims != 0) {  // the caller's goes
@@ -456,213 +455,10 @@ int Group::rank() const { return impl_->medium().rank(); }
 int Group::size() const { return impl_->medium().size(); }
 const std::string& Group::name() const { return impl_->medium().name(); }
 
-void Group::all_reduce(const void* input, void* output, std::size_t count, DataType type,
-                       const ReduceOptions& options) {
-  impl_->run(impl_->calls().all_reduce(input, output, count, type, options), options.timeout);
-}
-
-void Group::reduce(const void* input, void* output, std::size_t count, DataType type, int root,
-                   const ReduceOptions& options) {
-  impl_->run(impl_->calls().reduce(input, output, count, type, root, options), options.timeout);
-}
-
-void Group::reduce_scatter(const void* input, void* output, std::size_t count, DataType type,
-                           const ReduceOptions& options) {
-  impl_->run(impl_->calls().reduce_scatter(input, output, count, type, options), options.timeout);
-}
-
-void Group::broadcast(const void* input, void* output, std::size_t count, DataType type, int root,
-                      const CallOptions& options) {
-  impl_->run(impl_->calls().broadcast(input, output, count, type, root, options), options.timeout);
-}
-
-void Group::all_gather(const void* input, void* output, std::size_t count, DataType type,
-                       const CallOptions& options) {
-  impl_->run(impl_->calls().all_gather(input, output, count, type, options), options.timeout);
-}
-
-void Group::gather(const void* input, void* output, std::size_t count, DataType type, int root,
-                   const CallOptions& options) {
-  impl_->run(impl_->calls().gather(input, output, count, type, root, options), options.timeout);
-}
-
-void Group::scatter(const void* input, void* output, std::size_t count, DataType type, int root,
-                    const CallOptions& options) {
-  impl_->run(impl_->calls().scatter(input, output, count, type, root, options), options.timeout);
-}
-
-void Group::all_to_all(const void* input, void* output, std::size_t count, DataType type,
-                       const CallOptions& options) {
-  impl_->run(impl_->calls().all_to_all(input, output, count, type, options), options.timeout);
-}
-
-void Group::reduce_scatter_v(std::span<const Piece> inputs, Piece output, DataType type,
-                             const ReduceOptions& options) {
-  impl_->run(impl_->calls().reduce_scatter_v(inputs, output, type, options), options.timeout);
-}
-
-void Group::all_gather_v(Piece input, std::span<const Piece> outputs, DataType type,
-                         const CallOptions& options) {
-  impl_->run(impl_->calls().all_gather_v(input, outputs, type, options), options.timeout);
-}
-
-void Group::gather_v(Piece input, std::span<const Piece> outputs, DataType type, int root,
-                     const CallOptions& options) {
-  impl_->run(impl_->calls().gather_v(input, outputs, type, root, options), options.timeout);
-}
-
-void Group::scatter_v(std::span<const Piece> inputs, Piece output, DataType type, int root,
-                      const CallOptions& options) {
-  impl_->run(impl_->calls().scatter_v(inputs, output, type, root, options), options.timeout);
-}
-
-void Group::all_to_all_v(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                         DataType type, const CallOptions& options) {
-  impl_->run(impl_->calls().all_to_all_v(inputs, outputs, type, options), options.timeout);
-}
-
-void Group::all_reduce_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                 DataType type, const ReduceOptions& options) {
-  impl_->run(impl_->calls().all_reduce_coalesced(inputs, outputs, type, options), options.timeout);
-}
-
-void Group::reduce_scatter_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                     DataType type, const ReduceOptions& options) {
-  impl_->run(impl_->calls().reduce_scatter_coalesced(inputs, outputs, type, options),
-             options.timeout);
-}
-
-void Group::broadcast_coalesced(std::span<const Piece> pieces, DataType type, int root,
-                                const CallOptions& options) {
-  impl_->run(impl_->calls().broadcast_coalesced(pieces, type, root, options), options.timeout);
-}
-
-void Group::all_gather_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                 DataType type, const CallOptions& options) {
-  impl_->run(impl_->calls().all_gather_coalesced(inputs, outputs, type, options), options.timeout);
-}
-
-void Group::barrier(const CallOptions& options) {
-  impl_->run(impl_->calls().barrier(OpKind::kBarrier, options), options.timeout);
-}
-
-void Group::monitored_barrier(const CallOptions& options) {
-  impl_->run(impl_->calls().barrier(OpKind::kMonitoredBarrier, options), options.timeout);
-}
-
-Work Group::all_reduce_async(const void* input, void* output, std::size_t count, DataType type,
-                             const ReduceOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_reduce(input, output, count, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::reduce_async(const void* input, void* output, std::size_t count, DataType type,
-                         int root, const ReduceOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().reduce(input, output, count, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::reduce_scatter_async(const void* input, void* output, std::size_t count, DataType type,
-                                 const ReduceOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().reduce_scatter(input, output, count, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::broadcast_async(const void* input, void* output, std::size_t count, DataType type,
-                            int root, const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().broadcast(input, output, count, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::all_gather_async(const void* input, void* output, std::size_t count, DataType type,
-                             const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_gather(input, output, count, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::gather_async(const void* input, void* output, std::size_t count, DataType type,
-                         int root, const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().gather(input, output, count, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::scatter_async(const void* input, void* output, std::size_t count, DataType type,
-                          int root, const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().scatter(input, output, count, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::all_to_all_async(const void* input, void* output, std::size_t count, DataType type,
-                             const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_to_all(input, output, count, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::reduce_scatter_v_async(std::span<const Piece> inputs, Piece output, DataType type,
-                                   const ReduceOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().reduce_scatter_v(inputs, output, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::all_gather_v_async(Piece input, std::span<const Piece> outputs, DataType type,
-                               const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_gather_v(input, outputs, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::gather_v_async(Piece input, std::span<const Piece> outputs, DataType type, int root,
-                           const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().gather_v(input, outputs, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::scatter_v_async(std::span<const Piece> inputs, Piece output, DataType type, int root,
-                            const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().scatter_v(inputs, output, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::all_to_all_v_async(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                               DataType type, const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_to_all_v(inputs, outputs, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::all_reduce_coalesced_async(std::span<const Piece> inputs,
-                                       std::span<const Piece> outputs, DataType type,
-                                       const ReduceOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_reduce_coalesced(inputs, outputs, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::reduce_scatter_coalesced_async(std::span<const Piece> inputs,
-                                           std::span<const Piece> outputs, DataType type,
-                                           const ReduceOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().reduce_scatter_coalesced(inputs, outputs, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::broadcast_coalesced_async(std::span<const Piece> pieces, DataType type, int root,
-                                      const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().broadcast_coalesced(pieces, type, root, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::all_gather_coalesced_async(std::span<const Piece> inputs,
-                                       std::span<const Piece> outputs, DataType type,
-                                       const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().all_gather_coalesced(inputs, outputs, type, options),
-                           options.timeout, std::move(done)));
-}
-
-Work Group::barrier_async(const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().barrier(OpKind::kBarrier, options), options.timeout,
-                           std::move(done)));
-}
-
-Work Group::monitored_barrier_async(const CallOptions& options, Callback done) {
-  return Work(impl_->issue(impl_->calls().barrier(OpKind::kMonitoredBarrier, options),
-                           options.timeout, std::move(done)));
+const CallMaker& Group::calls() const { return impl_->calls(); }
+void Group::run(Call call) { impl_->run(std::move(call)); }
+Work Group::start(Call call, Callback done) {
+  return Work(impl_->issue(std::move(call), std::move(done)));
 }
 
 void Group::check_process(std::string_view operation) const { impl_->check_process(operation); }

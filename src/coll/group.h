@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/id.h"
-#include "coll/options.h"
+#include "coll/calls.h"
 #include "convoy/deadline.h"
 #include "convoy/error.h"
 #include "convoy/event.h"
@@ -88,107 +88,27 @@ class Group {
   // stands above this line, close() and the end throws kUnsupported, and so does this.
   void check_process(std::string_view operation) const;
 
-  // Where input and output are one buffer, or one is the other's part as said below, the operation
-  // works in place; any other overlap is an error.
+  // Operations are made by calls(), where each is explained, and checked there. run() carries one
+  // out on this thread, unless others come before it. start() does not wait: buffers belong to the
+  // operation until it is done.
+  const CallMaker& calls() const;
+  void run(Call call);
+  Work start(Call call, Callback done = nullptr);
 
-  // output[k] = op over all ranks of input[k].
+  // What is run most often.
   void all_reduce(const void* input, void* output, std::size_t count, DataType type,
-                  const ReduceOptions& options = {});
-  // The same, only into the root's output; others' is not used.
-  void reduce(const void* input, void* output, std::size_t count, DataType type, int root,
-              const ReduceOptions& options = {});
-  // Inputs have `count` elements for each rank, in order; output[k] = op over all ranks of what
-  // they have for this one. In place: `output` is this rank's part of `input`.
-  void reduce_scatter(const void* input, void* output, std::size_t count, DataType type,
-                      const ReduceOptions& options = {});
-  // The root's input to every rank's output. Only the root's input is read.
+                  const ReduceOptions& options = {}) {
+    run(calls().all_reduce(input, output, count, type, options));
+  }
   void broadcast(const void* input, void* output, std::size_t count, DataType type, int root,
-                 const CallOptions& options = {});
-  // Every rank's `count` elements, in order, to every output. In place: `input` is this rank's part
-  // of `output`.
+                 const CallOptions& options = {}) {
+    run(calls().broadcast(input, output, count, type, root, options));
+  }
   void all_gather(const void* input, void* output, std::size_t count, DataType type,
-                  const CallOptions& options = {});
-  // The same, only to the root's output.
-  void gather(const void* input, void* output, std::size_t count, DataType type, int root,
-              const CallOptions& options = {});
-  // The root's input has `count` elements for each rank, in order; each gets its own.
-  void scatter(const void* input, void* output, std::size_t count, DataType type, int root,
-               const CallOptions& options = {});
-  // Every rank's input has `count` elements for each rank, in order; every output gets them by
-  // sender.
-  void all_to_all(const void* input, void* output, std::size_t count, DataType type,
-                  const CallOptions& options = {});
-
-  // The same with buffers and counts of their own for each rank, by rank. Where only the root has
-  // them, others pass an empty span. What two ranks say of each other must agree.
-  void reduce_scatter_v(std::span<const Piece> inputs, Piece output, DataType type,
-                        const ReduceOptions& options = {});
-  void all_gather_v(Piece input, std::span<const Piece> outputs, DataType type,
-                    const CallOptions& options = {});
-  void gather_v(Piece input, std::span<const Piece> outputs, DataType type, int root,
-                const CallOptions& options = {});
-  void scatter_v(std::span<const Piece> inputs, Piece output, DataType type, int root,
-                 const CallOptions& options = {});
-  void all_to_all_v(std::span<const Piece> inputs, std::span<const Piece> outputs, DataType type,
-                    const CallOptions& options = {});
-
-  // The same for several buffers at once, in one pass: they count as one operation, and meet the
-  // other ranks once.
-  void all_reduce_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                            DataType type, const ReduceOptions& options = {});
-  void reduce_scatter_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                DataType type, const ReduceOptions& options = {});
-  void broadcast_coalesced(std::span<const Piece> pieces, DataType type, int root,
-                           const CallOptions& options = {});
-  void all_gather_coalesced(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                            DataType type, const CallOptions& options = {});
-
-  void barrier(const CallOptions& options = {});
-  // A barrier to find out who is missing: at the deadline the error names every rank that has not
-  // come, on all that have.
-  void monitored_barrier(const CallOptions& options = {});
-
-  // The same, without waiting: buffers belong to the operation until it is done. Spans may go at
-  // once.
-  Work all_reduce_async(const void* input, void* output, std::size_t count, DataType type,
-                        const ReduceOptions& options = {}, Callback done = nullptr);
-  Work reduce_async(const void* input, void* output, std::size_t count, DataType type, int root,
-                    const ReduceOptions& options = {}, Callback done = nullptr);
-  Work reduce_scatter_async(const void* input, void* output, std::size_t count, DataType type,
-                            const ReduceOptions& options = {}, Callback done = nullptr);
-  Work broadcast_async(const void* input, void* output, std::size_t count, DataType type, int root,
-                       const CallOptions& options = {}, Callback done = nullptr);
-  Work all_gather_async(const void* input, void* output, std::size_t count, DataType type,
-                        const CallOptions& options = {}, Callback done = nullptr);
-  Work gather_async(const void* input, void* output, std::size_t count, DataType type, int root,
-                    const CallOptions& options = {}, Callback done = nullptr);
-  Work scatter_async(const void* input, void* output, std::size_t count, DataType type, int root,
-                     const CallOptions& options = {}, Callback done = nullptr);
-  Work all_to_all_async(const void* input, void* output, std::size_t count, DataType type,
-                        const CallOptions& options = {}, Callback done = nullptr);
-  Work reduce_scatter_v_async(std::span<const Piece> inputs, Piece output, DataType type,
-                              const ReduceOptions& options = {}, Callback done = nullptr);
-  Work all_gather_v_async(Piece input, std::span<const Piece> outputs, DataType type,
-                          const CallOptions& options = {}, Callback done = nullptr);
-  Work gather_v_async(Piece input, std::span<const Piece> outputs, DataType type, int root,
-                      const CallOptions& options = {}, Callback done = nullptr);
-  Work scatter_v_async(std::span<const Piece> inputs, Piece output, DataType type, int root,
-                       const CallOptions& options = {}, Callback done = nullptr);
-  Work all_to_all_v_async(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                          DataType type, const CallOptions& options = {}, Callback done = nullptr);
-  Work all_reduce_coalesced_async(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                  DataType type, const ReduceOptions& options = {},
-                                  Callback done = nullptr);
-  Work reduce_scatter_coalesced_async(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                      DataType type, const ReduceOptions& options = {},
-                                      Callback done = nullptr);
-  Work broadcast_coalesced_async(std::span<const Piece> pieces, DataType type, int root,
-                                 const CallOptions& options = {}, Callback done = nullptr);
-  Work all_gather_coalesced_async(std::span<const Piece> inputs, std::span<const Piece> outputs,
-                                  DataType type, const CallOptions& options = {},
-                                  Callback done = nullptr);
-  Work barrier_async(const CallOptions& options = {}, Callback done = nullptr);
-  Work monitored_barrier_async(const CallOptions& options = {}, Callback done = nullptr);
+                  const CallOptions& options = {}) {
+    run(calls().all_gather(input, output, count, type, options));
+  }
+  void barrier(const CallOptions& options = {}) { run(calls().barrier(options)); }
 
   // Messages between two ranks, apart from the collectives and in no order with them. A send is
   // done when its buffer may be changed: a small one at once, a large one when it has been

@@ -92,10 +92,9 @@ class Group::Impl : public std::enable_shared_from_this<Group::Impl> {
     return Deadline::after(timeout.count() == 0 ? timeout_ : timeout, now);
   }
 
-  void run(Call call, std::chrono::nanoseconds timeout);
+  void run(Call call);
   void run(Transfer& transfer, const Observer::Seen& seen, std::chrono::nanoseconds timeout);
-  std::shared_ptr<Work::Collective> issue(Call call, std::chrono::nanoseconds timeout,
-                                          Callback done);
+  std::shared_ptr<Work::Collective> issue(Call call, Callback done);
   bool wait(Work::Collective& operation, const Deadline& deadline);
   bool is_done(const Work::Collective& operation);
   void close();

@@ -87,8 +87,8 @@ class ConvoyBackend::Impl {
     return piece;
   }
 
-  // An operation on tensors: start(group, callback) issues it on packed memory; at its end results
-  // are unpacked and `after` runs.
+  // An operation on tensors, carried out on packed memory; at its end results are unpacked and
+  // `after` runs.
   struct Job {
     OpType op;
     const char* title;
@@ -107,10 +107,9 @@ class ConvoyBackend::Impl {
       after();
     }
   };
-  // now(group) carries it out on this thread, start(group, callback) issues it: the first if the
-  // call waits and is not part of a block.
-  template <class Now, class Start>
-  WorkPtr submit(Job job, const Now& now, const Start& start);
+  const coll::CallMaker& calls() const { return group_->calls(); }
+  // Carried out on this thread if the caller waits for it and it is not part of a block.
+  WorkPtr submit(Job job, coll::Call call);
   // A message, which is always issued: as a part of a batch while this thread coalesces.
   WorkPtr submit(Job job, const coll::Message& message, std::chrono::nanoseconds timeout);
   // An operation that is carried out by now(group) on this thread, without allocating; no Work.
@@ -118,6 +117,11 @@ class ConvoyBackend::Impl {
   template <class Now>
   WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, const Now& now,
                   const at::Tensor& output = {});
+  WorkPtr at_once(OpType op, const char* title, const at::Tensor& tensor, coll::Call call,
+                  const at::Tensor& output = {}) {
+    return at_once(
+        op, title, tensor, [&](coll::Group& group) { group.run(std::move(call)); }, output);
+  }
   template <class Now>
   void message_now(OpType op, const char* title, const at::Tensor& tensor, Packing& packing,
                    const Now& now);
@@ -179,13 +183,6 @@ class ConvoyBackend::Impl {
   std::atomic<std::size_t> open_blocks_{0};  // of blocks_, so that without one nothing is locked
 };
 
-// The two ways of Impl::submit to call one method of coll::Group.
-#define CONVOY_NOW_OR_LATER(method, ...)                           \
-  [&](coll::Group& group) { group.method(__VA_ARGS__); },          \
-      [&](coll::Group& group, const coll::Group::Callback& done) { \
-        return group.method##_async(__VA_ARGS__, done);            \
-      }
-
 template <class Now>
 WorkPtr ConvoyBackend::Impl::at_once(OpType op, const char* title, const at::Tensor& tensor,
                                      const Now& now, const at::Tensor& output) {
@@ -198,26 +195,6 @@ WorkPtr ConvoyBackend::Impl::at_once(OpType op, const char* title, const at::Ten
     keep_if_held(*group_->medium(), std::make_shared<Tensors>(Tensors{tensor, output}));
     throw;
   }
-  return nullptr;
-}
-
-template <class Now, class Start>
-WorkPtr ConvoyBackend::Impl::submit(Job job, const Now& now, const Start& start) {
-  group_->check_process(name_of(job.title));
-  if (!alone(job.asynchronous)) {
-    auto work = begin(std::move(job), group_->last_issued() + 1, start);
-    in_block([&](Block& block) { block.works.push_back(work); });
-    return work;
-  }
-  RECORD_FUNCTION(job.title, std::vector<c10::IValue>(job.inputs.begin(), job.inputs.end()));
-  const Completions::Told told(*completions_, *group_, job.op);
-  try {
-    now(*group_);
-  } catch (...) {
-    keep_if_held(*group_->medium(), job.packing);
-    throw;
-  }
-  job.end();
   return nullptr;
 }
 

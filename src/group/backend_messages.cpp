@@ -217,11 +217,10 @@ void ConvoyBackend::cancel_coalescing() { impl_->cancel_coalescing(); }
 WorkPtr ConvoyBackend::barrier(const c10d::BarrierOptions& opts) {
   const auto options = impl_->call(opts.timeout);
   if (impl_->alone(opts.asyncOp)) {
-    return impl_->at_once(OpType::BARRIER, "convoy:barrier", {},
-                          [&](coll::Group& group) { group.barrier(options); });
+    return impl_->at_once(OpType::BARRIER, "convoy:barrier", {}, impl_->calls().barrier(options));
   }
   return impl_->submit({OpType::BARRIER, "convoy:barrier", true, {}, {}},
-                       CONVOY_NOW_OR_LATER(barrier, options));
+                       impl_->calls().barrier(options));
 }
 
 void ConvoyBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) {
@@ -240,7 +239,7 @@ void ConvoyBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
   const bool worked = !impl_->group().broken();
   try {
     impl_->at_once(OpType::BARRIER, "convoy:monitored_barrier", {},
-                   [&](coll::Group& group) { group.monitored_barrier(options); });
+                   impl_->calls().monitored_barrier(options));
   } catch (const Error& error) {
     // A limit of nothing has passed, also where a rank that has left was noticed first. Another
     // operation's time-out, or on rank 0 another rank's, has words of its own.

@@ -47,9 +47,9 @@ WorkPtr ConvoyBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   const auto type = element_type(chosen.scalar_type());
   const auto options = impl_->on(impl_->call(opts.timeout), chosen);
   if (impl_->alone(opts.asyncOp) && tensors.size() == 1 && is_simple(chosen)) {
-    return impl_->at_once(OpType::BROADCAST, "convoy:broadcast", chosen, [&](coll::Group& group) {
-      group.broadcast(chosen.data_ptr(), chosen.data_ptr(), count_of(chosen), type, root, options);
-    });
+    return impl_->at_once(OpType::BROADCAST, "convoy:broadcast", chosen,
+                          impl_->calls().broadcast(chosen.data_ptr(), chosen.data_ptr(),
+                                                   count_of(chosen), type, root, options));
   }
   Impl::Job job{OpType::BROADCAST, "convoy:broadcast", opts.asyncOp, tensors, tensors};
   const Piece piece = job.packing->in_out(chosen);
@@ -60,8 +60,8 @@ WorkPtr ConvoyBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
       }
     };
   }
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(broadcast, piece.data, piece.data,
-                                                           piece.count, type, root, options));
+  return impl_->submit(std::move(job), impl_->calls().broadcast(piece.data, piece.data, piece.count,
+                                                                type, root, options));
 }
 
 WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -91,8 +91,7 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
     for (const auto& tensor : outputs[0]) {
       to.push_back(impl_->with_shape(job.packing->output(tensor), tensor));
     }
-    return impl_->submit(std::move(job),
-                         CONVOY_NOW_OR_LATER(all_gather_v, from, to, type, options));
+    return impl_->submit(std::move(job), impl_->calls().all_gather_v(from, to, type, options));
   }
   // Several inputs: rank r's input j is at r * each + j of every output list.
   c10d::assertTypeAndSizesMatch(refuse, inputs);
@@ -118,8 +117,8 @@ WorkPtr ConvoyBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   const Piece from = job.packing->input(mine);
   const Piece to = job.packing->output(all);
   const auto stacked = impl_->on(options, mine);
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather, from.data, to.data,
-                                                           from.count, type, stacked));
+  return impl_->submit(std::move(job),
+                       impl_->calls().all_gather(from.data, to.data, from.count, type, stacked));
 }
 
 WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -132,19 +131,17 @@ WorkPtr ConvoyBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
   const auto options = impl_->on(impl_->call(opts.timeout), input);
   const auto type = element_type(input.scalar_type());
   if (impl_->alone(opts.asyncOp) && is_simple(input) && is_simple(output)) {
-    return impl_->at_once(
-        OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", input,
-        [&](coll::Group& group) {
-          group.all_gather(input.data_ptr(), output.data_ptr(), count_of(input), type, options);
-        },
-        output);
+    return impl_->at_once(OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", input,
+                          impl_->calls().all_gather(input.data_ptr(), output.data_ptr(),
+                                                    count_of(input), type, options),
+                          output);
   }
   Impl::Job job{
       OpType::_ALLGATHER_BASE, "convoy:_all_gather_base", opts.asyncOp, {input}, {output}};
   const Piece from = job.packing->input(input);
   const Piece to = job.packing->output(output);
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather, from.data, to.data,
-                                                           from.count, type, options));
+  return impl_->submit(std::move(job),
+                       impl_->calls().all_gather(from.data, to.data, from.count, type, options));
 }
 
 WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -188,8 +185,8 @@ WorkPtr ConvoyBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
       }
     }
   };
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to,
-                                                           coll::DataType::kU8, options));
+  return impl_->submit(std::move(job),
+                       impl_->calls().all_gather_coalesced(from, to, coll::DataType::kU8, options));
 }
 
 WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -214,8 +211,8 @@ WorkPtr ConvoyBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
         impl_->with_shape(Packing::bytes(job.packing->input(inputs[i]), inputs[i]), inputs[i]));
     to.push_back(Packing::bytes(job.packing->output(outputs[i]), outputs[i]));
   }
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather_coalesced, from, to,
-                                                           coll::DataType::kU8, options));
+  return impl_->submit(std::move(job),
+                       impl_->calls().all_gather_coalesced(from, to, coll::DataType::kU8, options));
 }
 
 WorkPtr ConvoyBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -238,8 +235,8 @@ WorkPtr ConvoyBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     c10d::assertEmptyOutputTensorList(refuse, outputs);
   }
   const auto type = element_type(inputs[0].scalar_type());
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(gather_v, from, to, type, root,
-                                                           impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job),
+                       impl_->calls().gather_v(from, to, type, root, impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -262,8 +259,8 @@ WorkPtr ConvoyBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     c10d::assertEmptyInputTensorList(refuse, inputs);
   }
   const auto type = element_type(outputs[0].scalar_type());
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(scatter_v, from, to, type, root,
-                                                           impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job),
+                       impl_->calls().scatter_v(from, to, type, root, impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -278,8 +275,8 @@ WorkPtr ConvoyBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const auto from = cut(job.packing->input(input), input, input_splits, getSize());
   const auto to = cut(job.packing->output(output), output, output_splits, getSize());
   const auto type = element_type(input.scalar_type());
-  return impl_->submit(
-      std::move(job), CONVOY_NOW_OR_LATER(all_to_all_v, from, to, type, impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job),
+                       impl_->calls().all_to_all_v(from, to, type, impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -298,8 +295,8 @@ WorkPtr ConvoyBackend::alltoall(Tensors& outputs, Tensors& inputs,
     to.push_back(impl_->with_shape(job.packing->output(outputs[r]), outputs[r]));
   }
   const auto type = element_type(inputs[0].scalar_type());
-  return impl_->submit(
-      std::move(job), CONVOY_NOW_OR_LATER(all_to_all_v, from, to, type, impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job),
+                       impl_->calls().all_to_all_v(from, to, type, impl_->call(opts.timeout)));
 }
 
 }  // namespace convoy

@@ -40,10 +40,10 @@ WorkPtr ConvoyBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   const at::Tensor& first = tensors[0];
   const auto options = impl_->on(impl_->call(opts.reduceOp, opts.timeout), first);
   if (impl_->alone(opts.asyncOp) && tensors.size() == 1 && is_simple(first)) {
-    return impl_->at_once(OpType::ALLREDUCE, "convoy:all_reduce", first, [&](coll::Group& group) {
-      group.all_reduce(first.data_ptr(), first.data_ptr(), count_of(first),
-                       element_type(first.scalar_type()), options);
-    });
+    return impl_->at_once(
+        OpType::ALLREDUCE, "convoy:all_reduce", first,
+        impl_->calls().all_reduce(first.data_ptr(), first.data_ptr(), count_of(first),
+                                  element_type(first.scalar_type()), options));
   }
   c10d::assertLayoutMatch(refuse, tensors);
   c10d::assertTypeAndSizesMatch(refuse, tensors);
@@ -59,8 +59,8 @@ WorkPtr ConvoyBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   }
   const Piece piece = job.packing->in_out(all);
   const auto type = element_type(all.scalar_type());
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_reduce, piece.data, piece.data,
-                                                           piece.count, type, options));
+  return impl_->submit(std::move(job), impl_->calls().all_reduce(piece.data, piece.data,
+                                                                 piece.count, type, options));
 }
 
 WorkPtr ConvoyBackend::allreduce_coalesced(Tensors& tensors,
@@ -81,7 +81,7 @@ WorkPtr ConvoyBackend::allreduce_coalesced(Tensors& tensors,
   }
   const auto type = element_type(tensors[0].scalar_type());
   return impl_->submit(std::move(job),
-                       CONVOY_NOW_OR_LATER(all_reduce_coalesced, pieces, pieces, type, options));
+                       impl_->calls().all_reduce_coalesced(pieces, pieces, type, options));
 }
 
 // Sums of sparse tensors: everyone gathers everyone's entries, of which each may have another
@@ -133,8 +133,9 @@ WorkPtr ConvoyBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceO
     index_pieces.push_back({all_indices[r].data_ptr(), count_of(all_indices[r])});
     value_pieces.push_back({all_values[r].data_ptr(), count_of(all_values[r])});
   }
-  impl_->group().all_gather_v({indices.data_ptr(), count_of(indices)}, index_pieces,
-                              coll::DataType::kI64, impl_->call(opts.timeout));
+  impl_->group().run(impl_->calls().all_gather_v({indices.data_ptr(), count_of(indices)},
+                                                 index_pieces, coll::DataType::kI64,
+                                                 impl_->call(opts.timeout)));
   Impl::Job job{OpType::ALLREDUCE, "convoy:sparse_all_reduce", opts.asyncOp, tensors, tensors};
   const Piece from = job.packing->input(values);
   job.after = [tensors, all_indices, all_values] {
@@ -143,8 +144,8 @@ WorkPtr ConvoyBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceO
                          .coalesce();
     for (const auto& one : tensors) at::Tensor(one).copy_(sum);
   };
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(all_gather_v, from, value_pieces, type,
-                                                           impl_->call(opts.timeout)));
+  return impl_->submit(std::move(job), impl_->calls().all_gather_v(from, value_pieces, type,
+                                                                   impl_->call(opts.timeout)));
 }
 
 WorkPtr ConvoyBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -158,8 +159,8 @@ WorkPtr ConvoyBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts)
   const bool is_root = getRank() == root;
   const Piece piece = is_root ? job.packing->in_out(tensors[0]) : job.packing->input(tensors[0]);
   const auto type = element_type(tensors[0].scalar_type());
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(reduce, piece.data, piece.data,
-                                                           piece.count, type, root, options));
+  return impl_->submit(std::move(job), impl_->calls().reduce(piece.data, piece.data, piece.count,
+                                                             type, root, options));
 }
 
 WorkPtr ConvoyBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -177,7 +178,7 @@ WorkPtr ConvoyBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
   const Piece output = impl_->with_shape(job.packing->output(outputs[0]), outputs[0]);
   const auto type = element_type(outputs[0].scalar_type());
   return impl_->submit(std::move(job),
-                       CONVOY_NOW_OR_LATER(reduce_scatter_v, pieces, output, type, options));
+                       impl_->calls().reduce_scatter_v(pieces, output, type, options));
 }
 
 WorkPtr ConvoyBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -190,20 +191,17 @@ WorkPtr ConvoyBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
   const auto options = impl_->on(impl_->call(opts.reduceOp, opts.timeout), input);
   const auto type = element_type(output.scalar_type());
   if (impl_->alone(opts.asyncOp) && is_simple(input) && is_simple(output)) {
-    return impl_->at_once(
-        OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", input,
-        [&](coll::Group& group) {
-          group.reduce_scatter(input.data_ptr(), output.data_ptr(), count_of(output), type,
-                               options);
-        },
-        output);
+    return impl_->at_once(OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", input,
+                          impl_->calls().reduce_scatter(input.data_ptr(), output.data_ptr(),
+                                                        count_of(output), type, options),
+                          output);
   }
   Impl::Job job{
       OpType::_REDUCE_SCATTER_BASE, "convoy:_reduce_scatter_base", opts.asyncOp, {input}, {output}};
   const Piece from = job.packing->input(input);
   const Piece to = job.packing->output(output);
-  return impl_->submit(std::move(job), CONVOY_NOW_OR_LATER(reduce_scatter, from.data, to.data,
-                                                           to.count, type, options));
+  return impl_->submit(std::move(job),
+                       impl_->calls().reduce_scatter(from.data, to.data, to.count, type, options));
 }
 
 WorkPtr ConvoyBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -228,7 +226,7 @@ WorkPtr ConvoyBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
   }
   const auto type = element_type(outputs[0].scalar_type());
   return impl_->submit(std::move(job),
-                       CONVOY_NOW_OR_LATER(reduce_scatter_coalesced, from, to, type, options));
+                       impl_->calls().reduce_scatter_coalesced(from, to, type, options));
 }
 
 }  // namespace convoy

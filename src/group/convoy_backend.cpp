@@ -89,6 +89,28 @@ ConvoyBackend::ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int 
                              const c10::intrusive_ptr<Options>& options)
     : ConvoyBackend(make_group(store, rank, size, *copy_of(options)), options) {}
 
+WorkPtr ConvoyBackend::Impl::submit(Job job, coll::Call call) {
+  group_->check_process(name_of(job.title));
+  if (!alone(job.asynchronous)) {
+    auto work = begin(std::move(job), group_->last_issued() + 1,
+                      [&](coll::Group& group, coll::Group::Callback done) {
+                        return group.start(std::move(call), std::move(done));
+                      });
+    in_block([&](Block& block) { block.works.push_back(work); });
+    return work;
+  }
+  RECORD_FUNCTION(job.title, std::vector<c10::IValue>(job.inputs.begin(), job.inputs.end()));
+  const Completions::Told told(*completions_, *group_, job.op);
+  try {
+    group_->run(std::move(call));
+  } catch (...) {
+    keep_if_held(*group_->medium(), job.packing);
+    throw;
+  }
+  job.end();
+  return nullptr;
+}
+
 ConvoyBackend::ConvoyBackend(std::shared_ptr<coll::Group> group,
                              const c10::intrusive_ptr<Options>& options)
     : Backend(group->rank(), group->size()),

@@ -202,7 +202,7 @@ auto QueueMemory::wait_and(Which which, const Deadline& deadline, Attempt attemp
       pause(which);
       continue;
     }
-    die_here("wait: announced");
+    CONVOY_QUEUE_STEP("wait: announced");
     const auto turn = std::min(deadline, Deadline::after(kLongestSleep));
     if (!announcement.sleep(turn)) look_now_and_then();
   }
@@ -234,13 +234,13 @@ void QueueMemory::place(std::uint32_t at, std::string_view item, std::size_t mem
   s.bytes = static_cast<std::uint32_t>(item.size());
   s.producer = own_process_word();
   s.progress.store(0, std::memory_order_relaxed);
-  die_here("put: written");
+  CONVOY_QUEUE_STEP("put: written");
   entering();
   s.word.store(slot_word(SlotState::kReady, h.next_number), std::memory_order_release);
-  die_here("put: ready");
+  CONVOY_QUEUE_STEP("put: ready");
   members_[member].count_put(h.next_number);
   order(h.last++) = at;
-  die_here("put: in order");
+  CONVOY_QUEUE_STEP("put: in order");
   ++h.next_number;
   h.count.fetch_add(1, std::memory_order_release);
 }
@@ -276,7 +276,7 @@ QueueMemory::PutResult QueueMemory::put(std::span<const std::string_view> items,
           h.starved.store(1, std::memory_order_seq_cst);
           at = memory.find_free_slot();  // one may have been freed just now
           if (at == memory.slots_) {
-            memory.die_here("put: starved");
+            CONVOY_QUEUE_STEP("put: starved");
             break;
           }
         }
@@ -318,9 +318,9 @@ std::vector<QueueMemory::Item> QueueMemory::take(std::size_t most, const Deadlin
         }
         const std::uint64_t number = number_of(word);
         s.word.store(slot_word(SlotState::kTaken, number, member), std::memory_order_release);
-        memory.die_here("take: taken");
+        CONVOY_QUEUE_STEP("take: taken");
         ++h.first;
-        memory.die_here("take: out of order");
+        CONVOY_QUEUE_STEP("take: out of order");
         h.count.fetch_sub(1, std::memory_order_release);
         items.push_back({at, number, s.producer, {}, &s.progress});
       }

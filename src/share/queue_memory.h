@@ -115,9 +115,6 @@ class QueueMemory {
   void come_back();  // after leave() was false
 
   // Tests.
-  void set_die_in_lock_for_testing(std::function<void(const char* where)> hook) {
-    hook_ = std::move(hook);
-  }
   std::uint32_t sleepers_for_testing();
 
  private:
@@ -146,9 +143,6 @@ class QueueMemory {
   auto wait_and(Which which, const Deadline& deadline, Attempt attempt);
   void pause(Which which) const;
   [[noreturn]] void fail_closed(const char* operation) const;
-  void die_here(const char* where) const {
-    if (hook_) hook_(where);
-  }
 
   Segment segment_;
   Shape shape_;
@@ -157,7 +151,6 @@ class QueueMemory {
   std::uint32_t* order_ = nullptr;
   std::byte* first_slot_ = nullptr;
   Settle settle_;
-  std::function<void(const char*)> hook_;
   std::atomic<std::uint64_t> self_{0};  // fork_generation() << 32 | member + 1
 };
 

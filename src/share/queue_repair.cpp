@@ -67,7 +67,7 @@ void QueueMemory::Lock::ring_all() { rings_[0] = rings_[1] = 0x7fffffff; }
 
 // Under the lock: a process died with it. The slots tell what is there.
 void QueueMemory::repair() {
-  die_here("repair");
+  CONVOY_QUEUE_STEP("repair");
   Head& h = head();
   std::vector<std::pair<std::uint64_t, std::uint32_t>> ready;
   for (std::uint32_t i = 0; i < slots_; ++i) {

@@ -11,6 +11,7 @@
 //  40  8  storage bytes   48  8d sizes          then 8d strides if strided or meta,
 //  then p parts, each a handle of its own with its length (8) in front
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -63,7 +64,7 @@ class HandleCodec {
   [[noreturn]] static void bad(const char* why) { WireReader(std::string_view(), kWhat).bad(why); }
 
  private:
-  static constexpr std::string_view kMagic = "CVT1";
+  static constexpr std::array<char, 4> kMagic = {'C', 'V', 'T', '1'};
   static constexpr std::size_t kMaxDimensions = 64;
   static constexpr const char* kWhat = "handle of a tensor";
   enum Flag : std::uint8_t { kRequiresGrad = 1, kConjugate = 2, kNegative = 4, kCoalesced = 8 };
@@ -159,34 +160,57 @@ class HandleCodec {
     }
   }
 
+  // The fixed part: its fields go as one.
+  struct Header {
+    std::array<char, 4> magic;
+    std::uint8_t kind;
+    std::int8_t type;
+    std::int8_t layout;
+    std::uint8_t flags;
+    std::uint8_t dimensions;
+    std::uint8_t parts;
+    std::array<std::uint8_t, 6> zero;
+    std::int64_t offset;
+    std::uint64_t segment;
+    std::uint64_t segment_offset;
+    std::uint64_t storage_bytes;
+  };
+  static_assert(sizeof(Header) == kHeaderBytes && WireField<Header>);
+
   static void append(WireWriter out, const Handle& handle) {
-    out.put(kMagic);
-    out.put(static_cast<std::uint8_t>(handle.kind));
-    out.put(static_cast<std::uint8_t>(handle.type));
-    out.put(static_cast<std::uint8_t>(handle.layout));
-    out.put(static_cast<std::uint8_t>(
-        (handle.requires_grad ? kRequiresGrad : 0) | (handle.conjugate ? kConjugate : 0) |
-        (handle.negative ? kNegative : 0) | (handle.coalesced ? kCoalesced : 0)));
-    out.put(static_cast<std::uint8_t>(handle.sizes.size()));
-    out.put(static_cast<std::uint8_t>(handle.parts.size()));
-    out.put_zeros(6);
-    out.put(handle.offset);
-    out.put(std::uint64_t{handle.storage.segment});
-    out.put(handle.storage.offset);
-    out.put(handle.storage_bytes);
-    for (const std::int64_t size : handle.sizes) out.put(size);
-    if (has_strides(handle.kind)) {
-      for (const std::int64_t stride : handle.strides) out.put(stride);
-    }
+    out.put(Header{
+        .magic = kMagic,
+        .kind = static_cast<std::uint8_t>(handle.kind),
+        .type = static_cast<std::int8_t>(handle.type),
+        .layout = static_cast<std::int8_t>(handle.layout),
+        .flags = static_cast<std::uint8_t>(
+            (handle.requires_grad ? kRequiresGrad : 0) | (handle.conjugate ? kConjugate : 0) |
+            (handle.negative ? kNegative : 0) | (handle.coalesced ? kCoalesced : 0)),
+        .dimensions = static_cast<std::uint8_t>(handle.sizes.size()),
+        .parts = static_cast<std::uint8_t>(handle.parts.size()),
+        .zero = {},
+        .offset = handle.offset,
+        .segment = static_cast<std::uint64_t>(handle.storage.segment),
+        .segment_offset = handle.storage.offset,
+        .storage_bytes = handle.storage_bytes,
+    });
+    out.put(bytes_of(handle.sizes));
+    if (has_strides(handle.kind)) out.put(bytes_of(handle.strides));
     for (const auto& part : handle.parts) {
       out.put_sized<std::uint64_t>(encode(part));
     }
   }
 
+  template <class Numbers>
+  static std::string_view bytes_of(const Numbers& numbers) {
+    static_assert(std::is_same_v<typename Numbers::value_type, std::int64_t>);
+    return {reinterpret_cast<const char*>(numbers.data()), sizeof(std::int64_t) * numbers.size()};
+  }
+
   static Handle parse(std::string_view bytes, int depth) {
     if (depth > 1) bad("a part has parts");
     WireReader in(bytes, kWhat);
-    in.take_magic(kMagic);
+    in.take_magic({kMagic.data(), kMagic.size()});
     Handle handle;
     handle.kind = static_cast<HandleKind>(in.take<std::uint8_t>());
     handle.type = static_cast<decltype(handle.type)>(in.take<std::int8_t>());

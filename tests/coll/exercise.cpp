@@ -257,13 +257,8 @@ void Exercise::prepare_coalesced() {
   step_.salt = salt;
 }
 
-// Calls send(method, arguments...), where method has a synchronous and an asynchronous form.
-#define CONVOY_SEND(name, ...)                                                   \
-  return send([&](auto&&... rest) { return group_.name(__VA_ARGS__, rest...); }, \
-              [&](auto&&... rest) { return group_.name##_async(__VA_ARGS__, rest...); })
-
-template <class Send>
-auto Exercise::call(const Send& send) {
+Call Exercise::call() const {
+  const CallMaker& make = group_.calls();
   const ReduceOptions reduce{.op = step_.reduce};
   const std::size_t count = step_.count;
   const DataType type = step_.type;
@@ -271,41 +266,33 @@ auto Exercise::call(const Send& send) {
   const Piece one_in = inputs_.empty() ? Piece{} : inputs_.front();
   const Piece one_out = outputs_.empty() ? Piece{} : outputs_.front();
   switch (step_.op) {
-    case Op::kBarrier: CONVOY_SEND(barrier, CallOptions{});
-    case Op::kMonitoredBarrier: CONVOY_SEND(monitored_barrier, CallOptions{});
-    case Op::kAllReduce: CONVOY_SEND(all_reduce, input_, output_, count, type, reduce);
-    case Op::kReduce: CONVOY_SEND(reduce, input_, output_, count, type, root, reduce);
-    case Op::kReduceScatter: CONVOY_SEND(reduce_scatter, input_, output_, count, type, reduce);
-    case Op::kBroadcast: CONVOY_SEND(broadcast, input_, output_, count, type, root, CallOptions{});
-    case Op::kAllGather: CONVOY_SEND(all_gather, input_, output_, count, type, CallOptions{});
-    case Op::kGather: CONVOY_SEND(gather, input_, output_, count, type, root, CallOptions{});
-    case Op::kScatter: CONVOY_SEND(scatter, input_, output_, count, type, root, CallOptions{});
-    case Op::kAllToAll: CONVOY_SEND(all_to_all, input_, output_, count, type, CallOptions{});
-    case Op::kReduceScatterV: CONVOY_SEND(reduce_scatter_v, inputs_, one_out, type, reduce);
-    case Op::kAllGatherV: CONVOY_SEND(all_gather_v, one_in, outputs_, type, CallOptions{});
-    case Op::kGatherV: CONVOY_SEND(gather_v, one_in, outputs_, type, root, CallOptions{});
-    case Op::kScatterV: CONVOY_SEND(scatter_v, inputs_, one_out, type, root, CallOptions{});
-    case Op::kAllToAllV: CONVOY_SEND(all_to_all_v, inputs_, outputs_, type, CallOptions{});
-    case Op::kAllReduceCoalesced:
-      CONVOY_SEND(all_reduce_coalesced, inputs_, outputs_, type, reduce);
+    case Op::kBarrier: return make.barrier();
+    case Op::kMonitoredBarrier: return make.monitored_barrier();
+    case Op::kAllReduce: return make.all_reduce(input_, output_, count, type, reduce);
+    case Op::kReduce: return make.reduce(input_, output_, count, type, root, reduce);
+    case Op::kReduceScatter: return make.reduce_scatter(input_, output_, count, type, reduce);
+    case Op::kBroadcast: return make.broadcast(input_, output_, count, type, root);
+    case Op::kAllGather: return make.all_gather(input_, output_, count, type);
+    case Op::kGather: return make.gather(input_, output_, count, type, root);
+    case Op::kScatter: return make.scatter(input_, output_, count, type, root);
+    case Op::kAllToAll: return make.all_to_all(input_, output_, count, type);
+    case Op::kReduceScatterV: return make.reduce_scatter_v(inputs_, one_out, type, reduce);
+    case Op::kAllGatherV: return make.all_gather_v(one_in, outputs_, type);
+    case Op::kGatherV: return make.gather_v(one_in, outputs_, type, root);
+    case Op::kScatterV: return make.scatter_v(inputs_, one_out, type, root);
+    case Op::kAllToAllV: return make.all_to_all_v(inputs_, outputs_, type);
+    case Op::kAllReduceCoalesced: return make.all_reduce_coalesced(inputs_, outputs_, type, reduce);
     case Op::kReduceScatterCoalesced:
-      CONVOY_SEND(reduce_scatter_coalesced, inputs_, outputs_, type, reduce);
-    case Op::kBroadcastCoalesced:
-      CONVOY_SEND(broadcast_coalesced, inputs_, type, root, CallOptions{});
-    case Op::kAllGatherCoalesced:
-      CONVOY_SEND(all_gather_coalesced, inputs_, outputs_, type, CallOptions{});
+      return make.reduce_scatter_coalesced(inputs_, outputs_, type, reduce);
+    case Op::kBroadcastCoalesced: return make.broadcast_coalesced(inputs_, type, root);
+    case Op::kAllGatherCoalesced: return make.all_gather_coalesced(inputs_, outputs_, type);
   }
-  CONVOY_SEND(barrier, CallOptions{});
-}
-#undef CONVOY_SEND
-
-void Exercise::run() {
-  call([](auto&& wait, auto&&) { wait(); });
+  return make.barrier();
 }
 
-Work Exercise::start(const Group::Callback& done) {
-  return call([&](auto&&, auto&& issue) { return issue(done); });
-}
+void Exercise::run() { group_.run(call()); }
+
+Work Exercise::start(const Group::Callback& done) { return group_.start(call(), done); }
 
 void Exercise::check() const {
   for (const Part& part : checks_) {

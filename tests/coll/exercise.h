@@ -82,8 +82,7 @@ class Exercise {
   void prepare_plain();
   void prepare_pieces();
   void prepare_coalesced();
-  template <class Send>
-  auto call(const Send& send);
+  Call call() const;
 
   Group& group_;
   Step step_;

@@ -184,10 +184,12 @@ TEST(ThreadLimitTest, AnOperationWithoutAThreadIsRefusedAndTheNextOneWorks) {
     if (r.id() == 1) {
       {
         const NoThreads none;
-        EXPECT_THAT(error_of([&] {
-                      group->all_reduce_async(data.data(), data.data(), 4, DataType::kF32).wait();
-                    }),
-                    AllOf(HasSubstr("resource"), HasSubstr("starting a thread")));
+        EXPECT_THAT(
+            error_of([&] {
+              group->start(group->calls().all_reduce(data.data(), data.data(), 4, DataType::kF32))
+                  .wait();
+            }),
+            AllOf(HasSubstr("resource"), HasSubstr("starting a thread")));
         EXPECT_THAT(error_of([&] {
                       group->recv_async(data.data(), data.size(), DataType::kF32, 0).wait();
                     }),
@@ -195,7 +197,7 @@ TEST(ThreadLimitTest, AnOperationWithoutAThreadIsRefusedAndTheNextOneWorks) {
       }
     }
     r.barrier();
-    group->all_reduce_async(data.data(), data.data(), 4, DataType::kF32).wait();
+    group->start(group->calls().all_reduce(data.data(), data.data(), 4, DataType::kF32)).wait();
     EXPECT_EQ(data[0], 2.0F);
     if (r.id() == 0) {
       data.assign(data.size(), 7.0F);

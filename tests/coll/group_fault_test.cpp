@@ -54,7 +54,7 @@ void operate(Group& group, Phase phase, Region& shared, Region& priv) {
     case Phase::kBroadcast:
       return group.broadcast(priv.data(), priv.data(), kBig, DataType::kF32, 1);
     case Phase::kAsync:
-      group.all_reduce_async(priv.data(), priv.data(), kBig, DataType::kF32).wait();
+      group.start(group.calls().all_reduce(priv.data(), priv.data(), kBig, DataType::kF32)).wait();
       return;
   }
 }
@@ -169,7 +169,7 @@ TEST_P(LateTest, ADeathIsToldAtOnce) {
     const auto group = make_group(r, "world", {.timeout = kFar});
     group->barrier();
     if (r.id() == 2) {
-      Work arrived = group->barrier_async();
+      Work arrived = group->start(group->calls().barrier());
       const auto& slot = Layout(4)
                              .rank(mesh_of(*group->medium())->control().data(), 2)
                              .slots[arrived.number() & 1];
@@ -347,7 +347,7 @@ TEST_P(GroupEndTest, ClosingEndsWhatIsUnderWay) {
     if (r.id() == 0) {
       std::vector<Work> works;
       for (int i = 0; i < 5; ++i) {
-        works.push_back(group->all_reduce_async(&value, &value, 1, DataType::kF32));
+        works.push_back(group->start(group->calls().all_reduce(&value, &value, 1, DataType::kF32)));
       }
       group->close();
       for (auto& work : works) {

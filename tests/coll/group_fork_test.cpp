@@ -32,7 +32,7 @@ struct Member {
     const std::array<Message, 2> both = {
         Message{Message::Kind::kSend, in.data(), 1, kType, 1 - r.id(), 77},
         Message{Message::Kind::kReceive, out.data(), 1, kType, 1 - r.id(), 77}};
-    group->barrier_async().wait();
+    group->start(group->calls().barrier()).wait();
     group->batch_async(both).wait();
     message = group->recv_async(late.data(), 1, kType, 1 - r.id(), {.tag = 99});
   }
@@ -68,54 +68,66 @@ std::string use_all(Member& m, int rank) {
 
   refused.expect("all_reduce", [&] { g.all_reduce(in, out, c, kType); });
   refused.expect("all_reduce in place", [&] { g.all_reduce(in, in, c, kType); });
-  refused.expect("reduce", [&] { g.reduce(in, out, c, kType, 0); });
-  refused.expect("reduce_scatter", [&] { g.reduce_scatter(in, out, c, kType); });
+  refused.expect("reduce", [&] { g.run(g.calls().reduce(in, out, c, kType, 0)); });
+  refused.expect("reduce_scatter", [&] { g.run(g.calls().reduce_scatter(in, out, c, kType)); });
   refused.expect("broadcast", [&] { g.broadcast(in, in, c, kType, 0); });
   refused.expect("all_gather", [&] { g.all_gather(in, out, c, kType); });
-  refused.expect("gather", [&] { g.gather(in, out, c, kType, 0); });
-  refused.expect("scatter", [&] { g.scatter(in, out, c, kType, 0); });
-  refused.expect("all_to_all", [&] { g.all_to_all(in, out, c, kType); });
-  refused.expect("reduce_scatter_v", [&] { g.reduce_scatter_v(inputs, part_out[0], kType); });
-  refused.expect("all_gather_v", [&] { g.all_gather_v(part_in[0], outputs, kType); });
-  refused.expect("gather_v", [&] { g.gather_v(part_in[0], outputs, kType, 0); });
-  refused.expect("scatter_v", [&] { g.scatter_v(inputs, part_out[0], kType, 0); });
-  refused.expect("all_to_all_v", [&] { g.all_to_all_v(inputs, outputs, kType); });
-  refused.expect("all_reduce_coalesced", [&] { g.all_reduce_coalesced(inputs, outputs, kType); });
+  refused.expect("gather", [&] { g.run(g.calls().gather(in, out, c, kType, 0)); });
+  refused.expect("scatter", [&] { g.run(g.calls().scatter(in, out, c, kType, 0)); });
+  refused.expect("all_to_all", [&] { g.run(g.calls().all_to_all(in, out, c, kType)); });
+  refused.expect("reduce_scatter_v",
+                 [&] { g.run(g.calls().reduce_scatter_v(inputs, part_out[0], kType)); });
+  refused.expect("all_gather_v",
+                 [&] { g.run(g.calls().all_gather_v(part_in[0], outputs, kType)); });
+  refused.expect("gather_v", [&] { g.run(g.calls().gather_v(part_in[0], outputs, kType, 0)); });
+  refused.expect("scatter_v", [&] { g.run(g.calls().scatter_v(inputs, part_out[0], kType, 0)); });
+  refused.expect("all_to_all_v", [&] { g.run(g.calls().all_to_all_v(inputs, outputs, kType)); });
+  refused.expect("all_reduce_coalesced",
+                 [&] { g.run(g.calls().all_reduce_coalesced(inputs, outputs, kType)); });
   refused.expect("reduce_scatter_coalesced",
-                 [&] { g.reduce_scatter_coalesced(whole_in, part_out, kType); });
-  refused.expect("broadcast_coalesced", [&] { g.broadcast_coalesced(outputs, kType, 0); });
+                 [&] { g.run(g.calls().reduce_scatter_coalesced(whole_in, part_out, kType)); });
+  refused.expect("broadcast_coalesced",
+                 [&] { g.run(g.calls().broadcast_coalesced(outputs, kType, 0)); });
   refused.expect("all_gather_coalesced",
-                 [&] { g.all_gather_coalesced(part_in, whole_out, kType); });
+                 [&] { g.run(g.calls().all_gather_coalesced(part_in, whole_out, kType)); });
   refused.expect("barrier", [&] { g.barrier(); });
-  refused.expect("monitored_barrier", [&] { g.monitored_barrier(); });
+  refused.expect("monitored_barrier", [&] { g.run(g.calls().monitored_barrier()); });
 
   const auto drop = [](const Work&) {};
-  refused.expect("all_reduce_async", [&] { drop(g.all_reduce_async(in, out, c, kType)); });
-  refused.expect("reduce_async", [&] { drop(g.reduce_async(in, out, c, kType, 0)); });
-  refused.expect("reduce_scatter_async", [&] { drop(g.reduce_scatter_async(in, out, c, kType)); });
-  refused.expect("broadcast_async", [&] { drop(g.broadcast_async(in, in, c, kType, 0)); });
-  refused.expect("all_gather_async", [&] { drop(g.all_gather_async(in, out, c, kType)); });
-  refused.expect("gather_async", [&] { drop(g.gather_async(in, out, c, kType, 0)); });
-  refused.expect("scatter_async", [&] { drop(g.scatter_async(in, out, c, kType, 0)); });
-  refused.expect("all_to_all_async", [&] { drop(g.all_to_all_async(in, out, c, kType)); });
+  refused.expect("all_reduce_async",
+                 [&] { drop(g.start(g.calls().all_reduce(in, out, c, kType))); });
+  refused.expect("reduce_async", [&] { drop(g.start(g.calls().reduce(in, out, c, kType, 0))); });
+  refused.expect("reduce_scatter_async",
+                 [&] { drop(g.start(g.calls().reduce_scatter(in, out, c, kType))); });
+  refused.expect("broadcast_async",
+                 [&] { drop(g.start(g.calls().broadcast(in, in, c, kType, 0))); });
+  refused.expect("all_gather_async",
+                 [&] { drop(g.start(g.calls().all_gather(in, out, c, kType))); });
+  refused.expect("gather_async", [&] { drop(g.start(g.calls().gather(in, out, c, kType, 0))); });
+  refused.expect("scatter_async", [&] { drop(g.start(g.calls().scatter(in, out, c, kType, 0))); });
+  refused.expect("all_to_all_async",
+                 [&] { drop(g.start(g.calls().all_to_all(in, out, c, kType))); });
   refused.expect("reduce_scatter_v_async",
-                 [&] { drop(g.reduce_scatter_v_async(inputs, part_out[0], kType)); });
+                 [&] { drop(g.start(g.calls().reduce_scatter_v(inputs, part_out[0], kType))); });
   refused.expect("all_gather_v_async",
-                 [&] { drop(g.all_gather_v_async(part_in[0], outputs, kType)); });
-  refused.expect("gather_v_async", [&] { drop(g.gather_v_async(part_in[0], outputs, kType, 0)); });
+                 [&] { drop(g.start(g.calls().all_gather_v(part_in[0], outputs, kType))); });
+  refused.expect("gather_v_async",
+                 [&] { drop(g.start(g.calls().gather_v(part_in[0], outputs, kType, 0))); });
   refused.expect("scatter_v_async",
-                 [&] { drop(g.scatter_v_async(inputs, part_out[0], kType, 0)); });
-  refused.expect("all_to_all_v_async", [&] { drop(g.all_to_all_v_async(inputs, outputs, kType)); });
+                 [&] { drop(g.start(g.calls().scatter_v(inputs, part_out[0], kType, 0))); });
+  refused.expect("all_to_all_v_async",
+                 [&] { drop(g.start(g.calls().all_to_all_v(inputs, outputs, kType))); });
   refused.expect("all_reduce_coalesced_async",
-                 [&] { drop(g.all_reduce_coalesced_async(inputs, outputs, kType)); });
-  refused.expect("reduce_scatter_coalesced_async",
-                 [&] { drop(g.reduce_scatter_coalesced_async(whole_in, part_out, kType)); });
+                 [&] { drop(g.start(g.calls().all_reduce_coalesced(inputs, outputs, kType))); });
+  refused.expect("reduce_scatter_coalesced_async", [&] {
+    drop(g.start(g.calls().reduce_scatter_coalesced(whole_in, part_out, kType)));
+  });
   refused.expect("broadcast_coalesced_async",
-                 [&] { drop(g.broadcast_coalesced_async(outputs, kType, 0)); });
+                 [&] { drop(g.start(g.calls().broadcast_coalesced(outputs, kType, 0))); });
   refused.expect("all_gather_coalesced_async",
-                 [&] { drop(g.all_gather_coalesced_async(part_in, whole_out, kType)); });
-  refused.expect("barrier_async", [&] { drop(g.barrier_async()); });
-  refused.expect("monitored_barrier_async", [&] { drop(g.monitored_barrier_async()); });
+                 [&] { drop(g.start(g.calls().all_gather_coalesced(part_in, whole_out, kType))); });
+  refused.expect("barrier_async", [&] { drop(g.start(g.calls().barrier())); });
+  refused.expect("monitored_barrier_async", [&] { drop(g.start(g.calls().monitored_barrier())); });
 
   const std::array<Message, 2> both = {Message{Message::Kind::kSend, in, c, kType, peer, 5},
                                        Message{Message::Kind::kReceive, out, c, kType, peer, 5}};
@@ -187,7 +199,8 @@ INSTANTIATE_TEST_SUITE_P(Sizes, GroupForkTest,
 TEST_P(GroupForkTest, NothingIsAcceptedAndTheRanksGoOn) {
   RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
     auto m = std::make_unique<Member>(r, GetParam().place, GetParam().count);
-    if (r.id() == 0) m->collective = m->group->barrier_async();  // rank 1 comes after its child
+    if (r.id() == 0)
+      m->collective = m->group->start(m->group->calls().barrier());  // rank 1 comes after its child
     std::fill_n(m->floats(m->in), m->n * m->count, static_cast<float>(r.id() + 1));
     std::memset(m->block.data(), 0, 4096);
     r.barrier();
@@ -239,7 +252,10 @@ TEST(GroupForkBusyTest, AForkInTheMiddleOfOperations) {
       for (float go = 1; go != 0;) {
         go = r.id() == 0 && forks == kForks ? 0.F : 1.F;
         group->broadcast(&go, &go, 1, kType, 0);
-        group->all_reduce_async(x.data(), x.data(), x.size(), kType, {.op = ReduceOp::kMax}).wait();
+        group
+            ->start(group->calls().all_reduce(x.data(), x.data(), x.size(), kType,
+                                              {.op = ReduceOp::kMax}))
+            .wait();
         group->send_async(&go, 1, kType, 1 - r.id()).wait();
         float other = 0;
         group->recv_async(&other, 1, kType, 1 - r.id()).wait();

@@ -203,9 +203,10 @@ TEST_P(PieceTest, CountsThatDoNotMatchAreNamed) {
     const std::size_t expected = r.id() == 0 ? 2 : 3;
     const std::array inputs = {Piece{in, 2}, Piece{in + 2, 2}};
     const std::array outputs = {Piece{out, 2}, Piece{out + 2, expected}};
-    EXPECT_THAT(error_of([&] { group->all_to_all_v(inputs, outputs, DataType::kF32); }),
-                AllOf(HasSubstr("invalid argument"),
-                      HasSubstr("rank 1 sends 2 x f32 to rank 1, which expects 3")));
+    EXPECT_THAT(
+        error_of([&] { group->run(group->calls().all_to_all_v(inputs, outputs, DataType::kF32)); }),
+        AllOf(HasSubstr("invalid argument"),
+              HasSubstr("rank 1 sends 2 x f32 to rank 1, which expects 3")));
     group->barrier();
   });
 }
@@ -216,7 +217,9 @@ TEST_P(PieceTest, HowCoalescedBuffersAreDividedMatters) {
     float data[8] = {};
     const std::size_t first = r.id() == 0 ? 2 : 4;
     const std::array pieces = {Piece{data, first}, Piece{data + first, 6 - first}};
-    EXPECT_THAT(error_of([&] { group->all_reduce_coalesced(pieces, pieces, DataType::kF32); }),
+    EXPECT_THAT(error_of([&] {
+                  group->run(group->calls().all_reduce_coalesced(pieces, pieces, DataType::kF32));
+                }),
                 AllOf(HasSubstr("ranks disagree"), HasSubstr("6 x f32 in 2 pieces")));
   });
 }
@@ -234,27 +237,37 @@ TEST(ArgumentTest, AreCheckedBeforeTheOperationHasANumber) {
       EXPECT_THAT(error_of(call), AllOf(HasSubstr("invalid argument"), HasSubstr(part),
                                         HasSubstr(concat("rank ", r.id(), " of 2"))));
     };
-    refused("there is no root 2", [&] { group->gather(a, b, 1, f32, 2); });
-    refused("there is no root -1", [&] { group->scatter(a, b, 1, f32, -1); });
-    refused("there is no root 9", [&] { group->reduce(a, b, 1, f32, 9); });
+    refused("there is no root 2", [&] { group->run(group->calls().gather(a, b, 1, f32, 2)); });
+    refused("there is no root -1", [&] { group->run(group->calls().scatter(a, b, 1, f32, -1)); });
+    refused("there is no root 9", [&] { group->run(group->calls().reduce(a, b, 1, f32, 9)); });
     refused("the input is null", [&] { group->all_gather(nullptr, b, 1, f32); });
-    refused("the output is null", [&] { group->all_to_all(a, nullptr, 1, f32); });
-    refused("overlap", [&] { group->all_to_all(a, a, 1, f32); });
+    refused("the output is null",
+            [&] { group->run(group->calls().all_to_all(a, nullptr, 1, f32)); });
+    refused("overlap", [&] { group->run(group->calls().all_to_all(a, a, 1, f32)); });
     refused("overlap", [&] { group->all_gather(a + 5, a, 3, f32); });
-    refused("overlap", [&] { group->reduce_scatter(a, a + 1, 4, f32); });
+    refused("overlap", [&] { group->run(group->calls().reduce_scatter(a, a + 1, 4, f32)); });
     refused("the count is too large", [&] { group->all_gather(a, b, SIZE_MAX / 8, f32); });
-    refused("1 inputs for 2 ranks", [&] { group->all_to_all_v(one, two, f32); });
-    refused("1 outputs for 2 ranks", [&] { group->all_gather_v({b, 1}, one, f32); });
-    refused("two outputs overlap", [&] { group->all_gather_v({a, 2}, twice, f32); });
-    refused("2 inputs, but 1 outputs", [&] { group->all_reduce_coalesced(two, one, f32); });
-    refused("does not fit", [&] { group->all_gather_coalesced(one, odd, f32); });
+    refused("1 inputs for 2 ranks",
+            [&] { group->run(group->calls().all_to_all_v(one, two, f32)); });
+    refused("1 outputs for 2 ranks",
+            [&] { group->run(group->calls().all_gather_v({b, 1}, one, f32)); });
+    refused("two outputs overlap",
+            [&] { group->run(group->calls().all_gather_v({a, 2}, twice, f32)); });
+    refused("2 inputs, but 1 outputs",
+            [&] { group->run(group->calls().all_reduce_coalesced(two, one, f32)); });
+    refused("does not fit",
+            [&] { group->run(group->calls().all_gather_coalesced(one, odd, f32)); });
     const std::array others = {Piece{a, 1}, Piece{b, 1}};
     const std::size_t other = r.id() == 0 ? 1 : 0;
-    refused("overlap", [&] { group->all_gather_v({others[other].data, 1}, others, f32); });
-    refused("overlap", [&] { group->reduce_scatter_v(others, others[other], f32); });
+    refused("overlap",
+            [&] { group->run(group->calls().all_gather_v({others[other].data, 1}, others, f32)); });
+    refused("overlap",
+            [&] { group->run(group->calls().reduce_scatter_v(others, others[other], f32)); });
     const std::array swapped = {others[1], others[0]};
-    refused("overlap", [&] { group->all_reduce_coalesced(others, swapped, f32); });
-    refused("there is no buffer", [&] { group->broadcast_coalesced({}, f32, 0); });
+    refused("overlap",
+            [&] { group->run(group->calls().all_reduce_coalesced(others, swapped, f32)); });
+    refused("there is no buffer",
+            [&] { group->run(group->calls().broadcast_coalesced({}, f32, 0)); });
     EXPECT_EQ(group->last_completed(), 0u);
     group->barrier();
     EXPECT_EQ(group->last_completed(), 1u);
@@ -264,11 +277,12 @@ TEST(ArgumentTest, AreCheckedBeforeTheOperationHasANumber) {
 TEST_P(PieceTest, MonitoredBarrierNamesEveryMissingRank) {
   RankGroup(4, GetParam()).run([](Rank& r) {
     const auto group = make_group(r);
-    group->monitored_barrier();
+    group->run(group->calls().monitored_barrier());
     if (r.id() % 2 == 0) {
-      EXPECT_THAT(error_of([&] { group->monitored_barrier({.timeout = 300ms}); }),
-                  AllOf(HasSubstr("timeout"), HasSubstr("monitored_barrier #2"),
-                        HasSubstr("rank 1 (pid "), HasSubstr("rank 3 (pid ")));
+      EXPECT_THAT(
+          error_of([&] { group->run(group->calls().monitored_barrier({.timeout = 300ms})); }),
+          AllOf(HasSubstr("timeout"), HasSubstr("monitored_barrier #2"), HasSubstr("rank 1 (pid "),
+                HasSubstr("rank 3 (pid ")));
     }
     r.barrier();
   });

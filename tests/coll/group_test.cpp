@@ -200,11 +200,11 @@ TEST_P(GroupTest, AsynchronousOperationsKeepTheirOrder) {
     for (int i = 0; i < kOperations; ++i) {
       values[static_cast<std::size_t>(i)] = static_cast<float>(r.id() + i);
       float* value = &values[static_cast<std::size_t>(i)];
-      works.push_back(group->all_reduce_async(value, value, 1, DataType::kF32, {},
-                                              [&, i](const std::exception_ptr& error) {
-                                                EXPECT_FALSE(error);
-                                                if (finished.fetch_add(1) != i) in_order = false;
-                                              }));
+      works.push_back(group->start(group->calls().all_reduce(value, value, 1, DataType::kF32),
+                                   [&, i](const std::exception_ptr& error) {
+                                     EXPECT_FALSE(error);
+                                     if (finished.fetch_add(1) != i) in_order = false;
+                                   }));
     }
     works[kOperations / 2].wait();
     EXPECT_TRUE(works[kOperations / 2].done());
@@ -227,14 +227,16 @@ TEST_P(GroupTest, ACallbackMayWaitForLaterOperations) {
       group->all_reduce(&sums[at], &sums[at], 1, DataType::kF32);
     };
     std::promise<void> called;
-    auto first = group->all_reduce_async(
-        sums.data(), sums.data(), 1, DataType::kF32, {}, [&](const std::exception_ptr&) {
-          auto inner = group->all_reduce_async(&sums[2], &sums[2], 1, DataType::kF32, {},
-                                               [&](const std::exception_ptr&) { sum(3); });
-          EXPECT_TRUE(inner.wait(std::chrono::minutes(1)));
-          called.set_value();
-        });
-    auto second = group->all_reduce_async(&sums[1], &sums[1], 1, DataType::kF32);
+    auto first =
+        group->start(group->calls().all_reduce(sums.data(), sums.data(), 1, DataType::kF32),
+                     [&](const std::exception_ptr&) {
+                       auto inner = group->start(
+                           group->calls().all_reduce(&sums[2], &sums[2], 1, DataType::kF32),
+                           [&](const std::exception_ptr&) { sum(3); });
+                       EXPECT_TRUE(inner.wait(std::chrono::minutes(1)));
+                       called.set_value();
+                     });
+    auto second = group->start(group->calls().all_reduce(&sums[1], &sums[1], 1, DataType::kF32));
     first.wait();
     second.wait();
     // All is issued: what comes next has the same number on every rank.
@@ -254,13 +256,13 @@ TEST_P(GroupTest, CallbacksThatGoOnAndOn) {
     std::promise<void> last;
     std::function<void()> issue = [&] {
       value = 1;
-      static_cast<void>(group->all_reduce_async(&value, &value, 1, DataType::kF32, {},
-                                                [&](const std::exception_ptr& error) {
-                                                  EXPECT_FALSE(error);
-                                                  EXPECT_EQ(value, 2);
-                                                  if (++done < kOperations) return issue();
-                                                  last.set_value();
-                                                }));
+      static_cast<void>(group->start(group->calls().all_reduce(&value, &value, 1, DataType::kF32),
+                                     [&](const std::exception_ptr& error) {
+                                       EXPECT_FALSE(error);
+                                       EXPECT_EQ(value, 2);
+                                       if (++done < kOperations) return issue();
+                                       last.set_value();
+                                     }));
     };
     issue();
     ASSERT_EQ(last.get_future().wait_for(r.deadline().remaining()), std::future_status::ready);
@@ -281,15 +283,17 @@ TEST_P(GroupTest, CallbacksOfManyOperationsWaitByFutures) {
     std::promise<void> all_issued;
     const auto go = all_issued.get_future().share();
     for (std::size_t i = 0; i < kOperations; ++i) {
-      works.push_back(group->all_reduce_async(
-          &first[i], &first[i], 1, DataType::kF32, {}, [&, i](const std::exception_ptr& error) {
+      works.push_back(group->start(
+          group->calls().all_reduce(&first[i], &first[i], 1, DataType::kF32),
+          [&, i](const std::exception_ptr& error) {
             EXPECT_FALSE(error);
             if (i == 0) go.wait();  // or ranks would issue in different orders
-            auto more = group->all_reduce_async(&second[i], &second[i], 1, DataType::kF32, {},
-                                                [&, i](const std::exception_ptr& failed) {
-                                                  EXPECT_FALSE(failed);
-                                                  inner[i].set_value();
-                                                });
+            auto more =
+                group->start(group->calls().all_reduce(&second[i], &second[i], 1, DataType::kF32),
+                             [&, i](const std::exception_ptr& failed) {
+                               EXPECT_FALSE(failed);
+                               inner[i].set_value();
+                             });
             inner[i].get_future().wait();
             EXPECT_EQ(second[i], 20);
             outer[i].set_value();
@@ -307,7 +311,7 @@ TEST_P(GroupTest, WaitingWithALimitDoesNotEndTheOperation) {
     const auto group = make_group(r);
     float value = 1;
     if (r.id() == 0) {
-      auto work = group->all_reduce_async(&value, &value, 1, DataType::kF32);
+      auto work = group->start(group->calls().all_reduce(&value, &value, 1, DataType::kF32));
       EXPECT_FALSE(work.wait(std::chrono::milliseconds(20)));
       EXPECT_FALSE(work.done());
       r.store()->set("late", "");

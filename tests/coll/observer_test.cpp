@@ -52,8 +52,9 @@ TEST_P(ObserverTest, EveryOperationIsToldOnce) {
     std::array<float, 8> data{};
     group->all_reduce(data.data(), data.data(), 4, DataType::kF32);
     group->barrier();
-    auto first = group->all_reduce_async(data.data(), data.data(), 8, DataType::kF32);
-    auto second = group->barrier_async();
+    auto first =
+        group->start(group->calls().all_reduce(data.data(), data.data(), 8, DataType::kF32));
+    auto second = group->start(group->calls().barrier());
     first.wait();
     second.wait();
     // Refused before it has a number: no operation.
@@ -116,7 +117,7 @@ TEST_P(ObserverTest, TheFlightRecordHasThem) {
       const CallScope scope(CallSite("/src/train.cpp", "main", 12));
       group->all_reduce(data.data(), data.data(), 4, DataType::kF32);
     }
-    group->broadcast_async(data.data(), data.data(), 8, DataType::kF32, 1).wait();
+    group->start(group->calls().broadcast(data.data(), data.data(), 8, DataType::kF32, 1)).wait();
     auto log = flight::read(*flight::Recorder::instance().ring()).value();
     std::erase_if(log.entries, [&](const auto& entry) {
       const auto* of = log.group_of(entry);
@@ -173,7 +174,7 @@ TEST(HangReport, ADeadlineTellsWhoIsInAnotherCollective) {
     float value = 0;
     if (r.id() == 1) {
       const CallScope scope(CallSite("/src/train.cpp", "main", 40));
-      auto work = other->all_reduce_async(&value, &value, 1, DataType::kF32);
+      auto work = other->start(other->calls().all_reduce(&value, &value, 1, DataType::kF32));
       const auto& ring = *flight::Recorder::instance().ring();
       while (!flight::read(ring)->latest()->under_way()) std::this_thread::yield();
       r.store()->set("inside", "");

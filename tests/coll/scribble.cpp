@@ -99,7 +99,7 @@ void one_operation(Group& group, Memory& memory, std::size_t which, int step) {
       in.push_back({memory.data.data() + r * count, count, {}});
       out.push_back({memory.more.data() + r * count, count, {}});
     }
-    group.all_to_all_v(in, out, DataType::kF32);
+    group.run(group.calls().all_to_all_v(in, out, DataType::kF32));
   };
   const int next = (rank + 1) % kRanks;
   const int before = (rank + kRanks - 1) % kRanks;
@@ -124,7 +124,7 @@ void one_operation(Group& group, Memory& memory, std::size_t which, int step) {
     case 11: return exchange(data, 500);
     case 12: return exchange(data, kBig);
     case 13: return exchange(memory.shared(), kBig);
-    case 14: group.all_reduce_async(data, data, kBig, DataType::kF32).wait(); return;
+    case 14: group.start(group.calls().all_reduce(data, data, kBig, DataType::kF32)).wait(); return;
     default: {
       auto sent = group.send_async(data, kBig, DataType::kF32, next);
       auto received = group.recv_async(memory.more.data(), kBig, DataType::kF32, before);

@@ -90,7 +90,8 @@ void run_group(const Turn& turn) {
   }
   Floats later(kLarge);
   fill(later.data(), kLarge, turn.rank);
-  group->all_reduce_async(later.data(), later.data(), kLarge, DataType::kF32).wait();
+  group->start(group->calls().all_reduce(later.data(), later.data(), kLarge, DataType::kF32))
+      .wait();
   check_sum(later.data(), kLarge, "an asynchronous all-reduce");
   exchange_messages(*group, kSmall, "a small message");
   exchange_messages(*group, kLarge, "a large message");

@@ -10,6 +10,7 @@
 #include "history.h"
 #include "os/socket.h"
 #include "queue_memory_support.h"
+#include "queue_steps.h"
 #include "share/descriptor_store.h"
 
 namespace convoy::share::test {
@@ -209,7 +210,7 @@ TEST(QueueMemoryTest, ProducersWithoutASlotSleep) {
   }
   EXPECT_EQ(queue.size(), 0u);
   std::atomic<int> looks{0};
-  queue.set_die_in_lock_for_testing([&](const char* where) {
+  const QueueSteps steps([&](const char* where) {
     if (std::string_view(where) == "put: starved") ++looks;
   });
   {
@@ -234,7 +235,7 @@ TEST(QueueMemoryTest, ProducersWithoutASlotSleep) {
 // A thread that was about to sleep and did not is no sleeper any more.
 TEST(QueueMemoryTest, AnExceptionEndsTheWait) {
   Queue queue({.capacity = 1, .item_bytes = 16}, no_settle());
-  queue.set_die_in_lock_for_testing([](const char* where) {
+  const QueueSteps steps([](const char* where) {
     if (std::string_view(where) == "wait: announced") throw std::runtime_error("no sleep");
   });
   EXPECT_THROW(get(queue, soon()), std::runtime_error);

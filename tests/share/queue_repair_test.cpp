@@ -9,6 +9,7 @@
 
 #include "history.h"
 #include "queue_memory_support.h"
+#include "queue_steps.h"
 #include "support/test_names.h"
 
 namespace convoy::share::test {
@@ -30,7 +31,7 @@ TEST_P(DeathTest, WithTheLock) {
   put(queue, "second", soon());
   group.start([&](Rank& r) {
     QueueMemory victim(segment_at(r.store()->get("queue", r.deadline())), no_settle());
-    victim.set_die_in_lock_for_testing([&](const char* here) {
+    const QueueSteps steps([&](const char* here) {
       if (where == here) ::raise(SIGKILL);
     });
     put(victim, "third", soon());
@@ -75,7 +76,7 @@ TEST_P(BatchDeathTest, TheRestIsCounted) {
   Queue queue({.capacity = 4, .item_bytes = 16}, no_settle());
   group.start([&](Rank& r) {
     QueueMemory victim(segment_at(r.store()->get("queue", r.deadline())), no_settle());
-    victim.set_die_in_lock_for_testing([&](const char* here) {
+    const QueueSteps steps([&](const char* here) {
       if (where == here) ::raise(SIGKILL);
     });
     const std::vector<std::string_view> items{"1", "2", "3"};
@@ -101,7 +102,7 @@ TEST(QueueRepairTest, IsTriedAgain) {
   Queue queue({.capacity = 4, .item_bytes = 16}, no_settle());
   group.start([&](Rank& r) {
     QueueMemory victim(segment_at(r.store()->get("queue", r.deadline())), no_settle());
-    victim.set_die_in_lock_for_testing([](const char* here) {
+    const QueueSteps steps([](const char* here) {
       if (std::string_view(here) == "put: ready") ::raise(SIGKILL);
     });
     put(victim, "item", soon());
@@ -110,7 +111,7 @@ TEST(QueueRepairTest, IsTriedAgain) {
   group.collect();
   if (convoy::test::in_rank()) return;
   bool short_of_memory = true;
-  queue.set_die_in_lock_for_testing([&](const char* here) {
+  const QueueSteps steps([&](const char* here) {
     if (short_of_memory && std::string_view(here) == "repair") throw std::bad_alloc();
   });
   EXPECT_THROW(queue.lost(), std::bad_alloc);
@@ -241,7 +242,7 @@ TEST(QueueMemoryTest, LinearizableWithKills) {
     auto& round = record.round[r.id()];
     std::mt19937 random(static_cast<unsigned>(r.id()));
     auto fuse = 1 + random() % 8;
-    mine.set_die_in_lock_for_testing([&](const char*) {
+    const QueueSteps steps([&](const char*) {
       if (--fuse == 0) ::raise(SIGKILL);
     });
     record.victim[r.id()].store(own_process_word());
