@@ -47,3 +47,6 @@
 
 // Calls of functions in other processes.
 #include "convoy/rpc.h"
+
+// Gradients across workers.
+#include "convoy/autograd.h"

@@ -158,6 +158,9 @@ class Session {
   void set_timeout(std::chrono::milliseconds timeout) const;
   Stats stats() const;
 
+  // For other layers of this library.
+  const std::shared_ptr<detail::SessionImpl>& impl() const { return impl_; }
+
  private:
   friend class Target;
   std::map<std::string, std::string> gather_bytes(const std::string& mine,

@@ -1,0 +1,330 @@
+#include "autograd/coordinator.h"
+
+#include <algorithm>
+
+#include "autograd/functions.h"
+#include "autograd/registry.h"
+#include "base/duration.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace convoy::autograd::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long the others are waited for that hear of the end of a pass.
+constexpr auto kMostAbortTime = 5s;
+constexpr auto kLeastCommitTime = 10s;
+
+}  // namespace
+
+Coordinator::Coordinator(std::shared_ptr<ContextState> context, const BackwardOptions& options)
+    : context_(std::move(context)),
+      registry_(context_->registry()),
+      fast_(options.mode == Mode::kFast),
+      timeout_(options.timeout) {
+  PassHead head = registry_.new_pass(*context_, fast_, options.retain_graph);
+  if (timeout_.count() != 0) {
+    head.remaining = static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_).count());
+  }
+  id_ = head.pass;
+  pass_ = std::make_shared<Pass>(context_, head);
+}
+
+template <class Ready>
+void Coordinator::wait(Ready ready) {
+  const bool in_time = registry_.session()->agent().wait(pass_->deadline(), [&] {
+    const std::scoped_lock lock(mutex_);
+    return error_.has_value() || ready();
+  });
+  check();
+  if (!in_time) {
+    failed({static_cast<std::int32_t>(ErrorKind::kTimeout), registry_.self(), "",
+            concat("it has not ended within ", format_duration(timeout_), who_is_missing())});
+  }
+  check();
+}
+
+bool Coordinator::has_failed() const {
+  const std::scoped_lock lock(mutex_);
+  return error_.has_value();
+}
+
+// Ends a pass that has failed.
+void Coordinator::check() {
+  if (has_failed()) fail(ErrorKind::kCancelled, "autograd: the backward pass has failed");
+}
+
+void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
+                      std::vector<at::Tensor> gradients) {
+  registry_.add(pass_);
+  registry_.add(shared_from_this());
+  try {
+    pass_->follow(roots);
+    if (fast_) {
+      pass_->follow_all_sends();
+    } else {
+      discover();
+    }
+    pass_->run(roots, std::move(gradients));
+    done(registry_.self(), pass_->engaged());
+    wait_for_all();
+  } catch (...) {
+    if (!has_failed()) failed(pass_->describe(std::current_exception(), pass_->last_node()));
+  }
+  if (has_failed()) {
+    const PassError error = [this] {
+      const std::scoped_lock lock(mutex_);
+      return *error_;
+    }();
+    throw_failure(error);
+  }
+  commit();
+}
+
+// --- discovery ---------------------------------------------------------------------------------
+
+void Coordinator::discover() {
+  spread(pass_->take_reached());
+  for (;;) {
+    wait([this] { return open_ == 0 || !reached_.empty(); });
+    std::vector<Ports> reached;
+    {
+      const std::scoped_lock lock(mutex_);
+      reached.swap(reached_);
+      if (reached.empty() && open_ == 0) return;
+    }
+    spread(std::move(reached));
+  }
+}
+
+// Asks those who sent these messages where they lead to.
+void Coordinator::spread(std::vector<Ports>&& ports) {
+  const WorkerId self = registry_.self();
+  std::map<WorkerId, std::vector<Ports>> by_worker;
+  while (!ports.empty()) {
+    std::vector<Ports> own;
+    for (Ports& each : ports) {
+      auto& list = each.sender == self ? own : by_worker[each.sender];
+      list.push_back(std::move(each));
+    }
+    ports = own.empty() ? std::vector<Ports>() : pass_->expand_here(own);
+  }
+  for (auto& [worker, list] : by_worker) {
+    std::uint32_t batch = 0;
+    {
+      const std::scoped_lock lock(mutex_);
+      participants_.insert(worker);
+      batch = ++batches_[worker];
+      ++open_;
+    }
+    registry_.ask<expand>(
+        worker, pass_->deadline(),
+        [self = shared_from_this(), worker](const rpc::Future<std::vector<Ports>>& answer) {
+          if (answer.error()) {
+            PassError error = self->pass_->describe(answer.error());
+            error.worker = worker;
+            self->failed(error);
+            return;
+          }
+          {
+            const std::scoped_lock lock(self->mutex_);
+            --self->open_;
+            const auto& found = answer.result();
+            self->reached_.insert(self->reached_.end(), found.begin(), found.end());
+          }
+          self->registry_.session()->agent().wake();
+        },
+        pass_->head(), batch, std::move(list));
+  }
+}
+
+// --- ends --------------------------------------------------------------------------------------
+
+void Coordinator::done(WorkerId worker, const std::vector<WorkerId>& engaged) {
+  std::optional<PassError> error;
+  {
+    const std::scoped_lock lock(mutex_);
+    done_.insert(worker);
+    for (const WorkerId other : engaged) {
+      if (other != registry_.self()) participants_.insert(other);
+    }
+    for (const WorkerId other : participants_) {
+      const auto gone = lost_.find(other);
+      if (gone == lost_.end() || done_.contains(other)) continue;
+      error = PassError{static_cast<std::int32_t>(ErrorKind::kPeerLost), other, "", gone->second};
+    }
+  }
+  if (error) return failed(*error);
+  registry_.session()->agent().wake();
+}
+
+void Coordinator::failed(const PassError& error) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (error_) return;
+    error_ = error;
+  }
+  // The engine stops here, too.
+  pass_->abort(error.text);
+}
+
+void Coordinator::lost(WorkerId worker, const std::string& why) {
+  {
+    const std::scoped_lock lock(mutex_);
+    lost_.emplace(worker, why);
+    if (!participants_.contains(worker) || done_.contains(worker)) return;
+  }
+  failed({static_cast<std::int32_t>(ErrorKind::kPeerLost), worker, "", why});
+}
+
+void Coordinator::wait_for_all() {
+  wait([this] {
+    return done_.contains(registry_.self()) &&
+           std::includes(done_.begin(), done_.end(), participants_.begin(), participants_.end());
+  });
+}
+
+std::string Coordinator::who_is_missing() const {
+  const std::scoped_lock lock(mutex_);
+  std::string names;
+  for (const WorkerId worker : participants_) {
+    if (!done_.contains(worker)) {
+      names += concat(names.empty() ? "" : ", ", registry_.name_of(worker));
+    }
+  }
+  return names.empty() ? "" : concat("; it waits for ", names);
+}
+
+void Coordinator::commit() {
+  registry_.end_pass(id_);
+  std::set<WorkerId> others;
+  {
+    const std::scoped_lock lock(mutex_);
+    others = participants_;
+    open_ = others.size();
+  }
+  const auto& agent = registry_.session()->agent();
+  const auto least = Deadline::after(kLeastCommitTime, agent.now());
+  const Deadline deadline = std::max(pass_->deadline(), least);
+  const PassHead head = pass_->head();
+  for (const WorkerId worker : others) {
+    registry_.ask<detail::commit>(
+        worker, deadline,
+        [self = shared_from_this(), worker](const rpc::Future<void>& answer) {
+          {
+            const std::scoped_lock lock(self->mutex_);
+            --self->open_;
+            // What a lost worker had of it is lost with it.
+            if (answer.error()) {
+              PassError error = self->pass_->describe(answer.error());
+              error.worker = worker;
+              if (static_cast<ErrorKind>(error.kind) != ErrorKind::kPeerLost && !self->error_) {
+                self->error_ = error;
+              }
+            }
+          }
+          self->registry_.session()->agent().wake();
+        },
+        head);
+  }
+  pass_->commit();
+  registry_.session()->agent().wait(deadline, [this] {
+    const std::scoped_lock lock(mutex_);
+    return open_ == 0;
+  });
+  const std::scoped_lock lock(mutex_);
+  if (!error_) return;
+  const std::string name = registry_.name_of(error_->worker);
+  throw rpc::RemoteError(static_cast<ErrorKind>(error_->kind),
+                         concat("autograd: a backward pass has ended and its gradients are there, "
+                                "but perhaps not on ",
+                                name, ": ", error_->text),
+                         name, error_->type);
+}
+
+std::string Coordinator::abort_all(const std::string& why) noexcept {
+  try {
+    pass_->abort(why);
+    registry_.end_pass(id_);
+    struct Answers {
+      std::mutex mutex;
+      std::size_t open = 0;
+      std::set<WorkerId> told;
+      std::set<WorkerId> heard_of;
+      std::map<WorkerId, std::string> waiting;
+    };
+    const auto answers = std::make_shared<Answers>();
+    {
+      const std::scoped_lock lock(mutex_);
+      answers->heard_of = participants_;
+    }
+    for (const WorkerId worker : pass_->engaged()) answers->heard_of.insert(worker);
+    const auto session = registry_.session();
+    const auto deadline = Deadline::after(kMostAbortTime, session->agent().now());
+    for (;;) {
+      std::vector<WorkerId> next;
+      {
+        const std::scoped_lock lock(answers->mutex);
+        for (const WorkerId worker : answers->heard_of) {
+          if (worker != registry_.self() && answers->told.insert(worker).second) {
+            next.push_back(worker);
+          }
+        }
+        answers->open += next.size();
+      }
+      for (const WorkerId worker : next) {
+        registry_.ask<abort_pass>(
+            worker, deadline,
+            [answers, worker,
+             registry = registry_.shared_from_this()](const rpc::Future<AbortReply>& answer) {
+              {
+                const std::scoped_lock lock(answers->mutex);
+                --answers->open;
+                if (!answer.error()) {
+                  const AbortReply& reply = answer.result();
+                  answers->heard_of.insert(reply.engaged.begin(), reply.engaged.end());
+                  if (!reply.waits_for.empty()) answers->waiting[worker] = reply.waits_for;
+                }
+              }
+              registry->session()->agent().wake();
+            },
+            pass_->head(), why);
+      }
+      const bool in_time = session->agent().wait(deadline, [&] {
+        const std::scoped_lock lock(answers->mutex);
+        return answers->open == 0;
+      });
+      const std::scoped_lock lock(answers->mutex);
+      const bool all =
+          std::all_of(answers->heard_of.begin(), answers->heard_of.end(), [&](WorkerId worker) {
+            return worker == registry_.self() || answers->told.contains(worker);
+          });
+      if (!in_time || (all && answers->open == 0)) {
+        std::string text;
+        for (const auto& [worker, waits] : answers->waiting) {
+          text += concat(text.empty() ? "" : "; ", registry_.name_of(worker), " waits for ", waits);
+        }
+        return text;
+      }
+    }
+  } catch (const std::exception& error) {
+    log_warn("autograd: a backward pass could not be ended everywhere: ", error.what());
+  }
+  return "";
+}
+
+void Coordinator::throw_failure(const PassError& error) {
+  const std::string name = registry_.name_of(error.worker);
+  const auto kind = static_cast<ErrorKind>(error.kind);
+  const std::string waiting = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
+  std::string text =
+      concat("autograd: backward pass ", id_.number, " of context ", context_->id(), " failed on ",
+             name, ": Error on Node ", error.worker, ": ", error.text);
+  if (kind == ErrorKind::kTimeout && !waiting.empty()) text += concat("; ", waiting);
+  throw rpc::RemoteError(kind, text, name, error.type);
+}
+
+}  // namespace convoy::autograd::detail

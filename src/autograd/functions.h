@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "autograd/wire.h"
+
+// What workers call of each other for contexts and backward passes. All of them may be called
+// twice.
+namespace convoy::autograd::detail {
+
+// Gradients will come for these tensors of messages that this worker sent: what of other messages
+// do they lead to? The batch is the root's number of the question.
+std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
+                          const std::vector<Ports>& ports);
+// Gradients of a message's tensors.
+void take_gradient(const PassHead& head, std::uint64_t message,
+                   const std::vector<at::Tensor>& gradients);
+// To the root: all that was to be run there has run; gradients went to these workers.
+void pass_done(const PassId& pass, WorkerId worker, const std::vector<WorkerId>& engaged);
+void pass_failed(const PassId& pass, const PassError& error);
+// By the root: what was computed counts, or does not.
+void commit(const PassHead& head);
+AbortReply abort_pass(const PassHead& head, const std::string& why);
+
+void release_context(ContextId context, std::uint64_t floor);
+// To its creator, by a worker that has it.
+bool context_lives(ContextId context, WorkerId who);
+ContextReport report_context(ContextId context);
+
+}  // namespace convoy::autograd::detail

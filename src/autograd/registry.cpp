@@ -1,0 +1,340 @@
+#include "autograd/registry.h"
+
+#include "autograd/coordinator.h"
+#include "autograd/functions.h"
+#include "autograd/pass.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace convoy::autograd::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kCreatorShift = 48;
+constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kCreatorShift) - 1;
+
+// How long a worker that does not answer is told that a context is over.
+constexpr auto kMostReleaseTime = 60s;
+
+// What the session owns.
+class Holder final : public rpc::detail::Recordings {
+ public:
+  explicit Holder(rpc::detail::SessionImpl& session)
+      : registry_(std::make_shared<Registry>(session)) {
+    session.agent().on_lost(
+        [registry = std::weak_ptr(registry_)](const agent::Worker& worker, const Error& error) {
+          if (const auto here = registry.lock()) here->lost(worker.id, error.what());
+        });
+  }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+  ~Holder() override { registry_->close(); }
+
+  std::shared_ptr<rpc::detail::Recorder> came(std::uint32_t from,
+                                              const rpc::detail::RecordTrailer& trailer,
+                                              const std::vector<at::Tensor>& tensors,
+                                              std::string_view function, bool reply) override {
+    // A reply of a context that is over here makes none.
+    auto context =
+        reply ? registry_->find(trailer.context) : registry_->find_or_make(trailer.context);
+    if (context) context->came(from, trailer.message, tensors, function, reply);
+    return context;
+  }
+
+  Registry& registry() { return *registry_; }
+
+ private:
+  const std::shared_ptr<Registry> registry_;
+};
+
+Registry& registry_of(rpc::detail::SessionImpl& session) {
+  return static_cast<Holder*>(session.recordings())->registry();
+}
+
+[[maybe_unused]] const bool kAutogradSet = rpc::detail::set_recordings(
+    [](rpc::detail::SessionImpl& session) -> std::unique_ptr<rpc::detail::Recordings> {
+      return std::make_unique<Holder>(session);
+    });
+
+}  // namespace
+
+Registry::Registry(rpc::detail::SessionImpl& session) : address_(&session), session_(&session) {}
+
+void Registry::close() {
+  decltype(contexts_) contexts;
+  decltype(passes_) passes;
+  {
+    const std::scoped_lock lock(mutex_);
+    session_ = nullptr;
+    contexts.swap(contexts_);
+    passes.swap(passes_);
+    coordinators_.clear();
+  }
+  for (const auto& [id, context] : contexts) context->release();
+}
+
+std::shared_ptr<rpc::detail::SessionImpl> Registry::session() const {
+  const std::scoped_lock lock(mutex_);
+  auto session = session_ ? session_->weak_from_this().lock() : nullptr;
+  if (!session) fail(ErrorKind::kCancelled, "autograd: the session has ended");
+  return session;
+}
+
+Registry& Registry::of(const rpc::Session& session) { return registry_of(*session.impl()); }
+
+Registry& Registry::here() {
+  return registry_of(*rpc::detail::SessionImpl::of(*agent::Request::current()));
+}
+
+WorkerId Registry::self() const { return session()->agent().self().id; }
+
+std::string Registry::name_of(WorkerId worker) const {
+  try {
+    return session()->agent().worker(static_cast<std::int64_t>(worker)).name;
+  } catch (const Error&) {
+    return concat("worker with id ", worker);
+  }
+}
+
+std::uint64_t Registry::next_message() {
+  return (std::uint64_t{self()} << kCreatorShift) | ++last_message_;
+}
+
+// --- contexts ----------------------------------------------------------------------------------
+
+std::shared_ptr<ContextState> Registry::make_context() {
+  const WorkerId creator = self();
+  const std::scoped_lock lock(mutex_);
+  const ContextId id = (std::uint64_t{creator} << kCreatorShift) | ++last_context_;
+  auto context = std::make_shared<ContextState>(shared_from_this(), id);
+  contexts_.emplace(id, context);
+  return context;
+}
+
+std::shared_ptr<ContextState> Registry::find(ContextId id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = contexts_.find(id);
+  return found == contexts_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<ContextState> Registry::find_or_make(ContextId id) {
+  const auto creator = static_cast<WorkerId>(id >> kCreatorShift);
+  const bool own = creator == self();
+  const std::scoped_lock lock(mutex_);
+  const auto found = contexts_.find(id);
+  if (found != contexts_.end()) return found->second;
+  // Our own ones are made by make_context() only.
+  if (own || released_[creator].contains(id & kNumberMask)) return nullptr;
+  auto context = std::make_shared<ContextState>(shared_from_this(), id);
+  contexts_.emplace(id, context);
+  return context;
+}
+
+std::size_t Registry::contexts() const {
+  const std::scoped_lock lock(mutex_);
+  return contexts_.size();
+}
+
+void Registry::release_own(ContextId id) {
+  std::uint64_t floor = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    // The oldest of ours that stays.
+    floor = last_context_ + 1;
+    for (const auto& [other, context] : contexts_) {
+      if (other >> kCreatorShift == id >> kCreatorShift && other != id) {
+        floor = std::min(floor, other & kNumberMask);
+      }
+    }
+  }
+  release(id, floor, std::nullopt);
+}
+
+void Registry::release(ContextId id, std::uint64_t floor, std::optional<WorkerId> from) {
+  const auto creator = static_cast<WorkerId>(id >> kCreatorShift);
+  std::vector<std::shared_ptr<ContextState>> gone;
+  std::vector<std::shared_ptr<Pass>> passes;
+  {
+    const std::scoped_lock lock(mutex_);
+    EndedNumbers& released = released_[creator];
+    released.raise(floor);
+    if (!released.contains(id & kNumberMask)) released.numbers.insert(id & kNumberMask);
+    for (auto each = contexts_.begin(); each != contexts_.end();) {
+      const bool ends =
+          each->first >> kCreatorShift == creator && released.contains(each->first & kNumberMask);
+      if (ends) gone.push_back(std::move(each->second));
+      each = ends ? contexts_.erase(each) : std::next(each);
+    }
+    for (const auto& [pass_id, pass] : passes_) {
+      for (const auto& context : gone) {
+        if (&pass->context() == context.get()) passes.push_back(pass);
+      }
+    }
+  }
+  if (gone.empty()) return;
+  const WorkerId here = self();
+  for (const auto& pass : passes) {
+    const std::string why = concat("its context was released on ", name_of(here));
+    if (const auto root = coordinator(pass->id())) {
+      root->failed({static_cast<std::int32_t>(ErrorKind::kCancelled), here, "", why});
+    } else {
+      pass->abort(why);
+      end_pass(pass->id());
+    }
+  }
+  for (const auto& context : gone) {
+    const auto known = context->known();
+    context->release();
+    const auto deadline = Deadline::after(kMostReleaseTime, session()->agent().now());
+    for (const WorkerId worker : known) {
+      if (worker == here || worker == creator || worker == from) continue;
+      ask<release_context>(
+          worker, deadline,
+          [id, worker](const rpc::Future<void>& answer) {
+            if (!answer.error()) return;
+            log_info("autograd: worker ", worker, " was not told that context ", id, " is over");
+          },
+          context->id(), floor);
+    }
+  }
+}
+
+// --- passes ------------------------------------------------------------------------------------
+
+PassHead Registry::new_pass(ContextState& context, bool fast, bool retain) {
+  PassHead head;
+  head.pass.root = self();
+  head.context = context.id();
+  head.fast = fast;
+  head.retain = retain;
+  head.remaining = kNoLimit;
+  const std::scoped_lock lock(mutex_);
+  head.pass.number = ++last_pass_;
+  head.floor = head.pass.number;
+  for (const auto& [id, coordinator] : coordinators_) {
+    if (!coordinator.expired()) head.floor = std::min(head.floor, id.number);
+  }
+  return head;
+}
+
+void Registry::add(const std::shared_ptr<Coordinator>& coordinator) {
+  const std::scoped_lock lock(mutex_);
+  coordinators_.emplace(coordinator->id(), coordinator);
+}
+
+std::shared_ptr<Coordinator> Registry::coordinator(const PassId& id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = coordinators_.find(id);
+  return found == coordinators_.end() ? nullptr : found->second.lock();
+}
+
+void Registry::add(const std::shared_ptr<Pass>& pass) {
+  const std::scoped_lock lock(mutex_);
+  passes_.emplace(pass->id(), pass);
+}
+
+std::shared_ptr<Pass> Registry::find_pass(const PassId& id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = passes_.find(id);
+  return found == passes_.end() ? nullptr : found->second;
+}
+
+bool Registry::has_ended(const PassId& id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto ended = ended_.find(id.root);
+  return ended != ended_.end() && ended->second.contains(id.number);
+}
+
+std::shared_ptr<Pass> Registry::find_or_make_pass(const PassHead& head) {
+  if (auto pass = find_pass(head.pass)) return pass;
+  const auto context = find(head.context);
+  if (!context) {
+    if (has_ended(head.pass)) return nullptr;
+    fail(ErrorKind::kInvalidArgument, "autograd: ", name_of(self()), " has no context ",
+         head.context, ": it was released, or never came there");
+  }
+  auto made = std::make_shared<Pass>(context, head);
+  const std::scoped_lock lock(mutex_);
+  EndedNumbers& ended = ended_[head.pass.root];
+  ended.raise(head.floor);
+  if (ended.contains(head.pass.number)) return nullptr;
+  return passes_.emplace(head.pass, std::move(made)).first->second;
+}
+
+std::shared_ptr<Pass> Registry::end_pass(const PassId& id) {
+  std::shared_ptr<Pass> pass;
+  const std::scoped_lock lock(mutex_);
+  EndedNumbers& ended = ended_[id.root];
+  if (!ended.contains(id.number)) ended.numbers.insert(id.number);
+  coordinators_.erase(id);
+  const auto found = passes_.find(id);
+  if (found == passes_.end()) return nullptr;
+  pass = std::move(found->second);
+  passes_.erase(found);
+  return pass;
+}
+
+std::size_t Registry::passes() const {
+  const std::scoped_lock lock(mutex_);
+  return passes_.size();
+}
+
+std::vector<std::shared_ptr<Pass>> Registry::passes_of(ContextId id) const {
+  std::vector<std::shared_ptr<Pass>> result;
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [pass_id, pass] : passes_) {
+    if (pass->context().id() == id) result.push_back(pass);
+  }
+  return result;
+}
+
+// On the thread that serves.
+void Registry::lost(WorkerId worker, const std::string& why) {
+  std::vector<std::shared_ptr<Coordinator>> roots;
+  std::vector<std::shared_ptr<Pass>> orphans;
+  std::vector<ContextId> without_creator;
+  std::vector<std::shared_ptr<ContextState>> to_ask;
+  std::uint64_t highest = 0;
+  try {
+    const WorkerId here = self();
+    {
+      const std::scoped_lock lock(mutex_);
+      for (const auto& [id, coordinator] : coordinators_) {
+        if (auto root = coordinator.lock()) roots.push_back(std::move(root));
+      }
+      for (const auto& [id, pass] : passes_) {
+        if (id.root == worker) orphans.push_back(pass);
+      }
+      for (const auto& [id, context] : contexts_) {
+        if (context->creator() == worker) {
+          without_creator.push_back(id);
+          highest = std::max(highest, id & kNumberMask);
+        } else if (context->creator() != here && context->was_introduced_by(worker)) {
+          to_ask.push_back(context);
+        }
+      }
+    }
+    for (const auto& root : roots) root->lost(worker, why);
+    for (const auto& pass : orphans) {
+      pass->abort(concat("its root is lost: ", why));
+      end_pass(pass->id());
+    }
+    for (const ContextId id : without_creator) release(id, kNumberMask, worker);
+    // Whoever would have told us that these are over is gone.
+    const auto deadline = Deadline::after(kMostReleaseTime, session()->agent().now());
+    for (const auto& context : to_ask) {
+      ask<context_lives>(
+          context->creator(), deadline,
+          [self = shared_from_this(), id = context->id()](const rpc::Future<bool>& lives) {
+            if (lives.error() || lives.result()) return;
+            self->release(id, 0, std::nullopt);
+          },
+          context->id(), here);
+    }
+  } catch (const Error& error) {
+    log_info("autograd: after the loss of a worker: ", error.what());
+  }
+}
+
+}  // namespace convoy::autograd::detail
