@@ -91,7 +91,7 @@ class FutureCore {
   std::shared_ptr<SessionImpl> session_;
   // Of a call that is under way: the engine's part, and what keeps this object meanwhile.
   std::shared_ptr<FutureCore> self_;
-  static constexpr std::size_t kCallBytes = 256;
+  static constexpr std::size_t kCallBytes = 384;
   alignas(std::max_align_t) std::byte call_[kCallBytes];
   bool has_call_ = false;
 };

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -38,31 +41,190 @@
 
 namespace convoy::rpc::detail {
 
+// A value that references refer to, at its owner. convoy/rref.h
+class HeldValue {
+ public:
+  HeldValue() = default;
+  HeldValue(const HeldValue&) = delete;
+  HeldValue& operator=(const HeldValue&) = delete;
+  virtual ~HeldValue();
+
+  virtual const std::type_info& type() const noexcept = 0;
+  // Calls send(data, body) with it. kUnsupported if it cannot be passed.
+  using Send = void (*)(void* data, const Body& body);
+  virtual void pass(const MessagePeer& to, Send send, void* data) const = 0;
+  // Itself, or what it points to, if that is of this type; else nullptr.
+  virtual void* find(const std::type_info& wanted) noexcept = 0;
+  // What its functions are of: itself, or what it points to, and its type. {nullptr}: it is empty.
+  struct Object {
+    void* pointer = nullptr;
+    const std::type_info* type = nullptr;
+  };
+  virtual Object object() noexcept = 0;
+  // Throws a pointer to that: whoever catches one of a base class has it.
+  [[noreturn]] virtual void throw_pointer() = 0;
+};
+
 // A call as the function that serves it sees it.
 class ServedCall {
  public:
   // For answers that are given later. Copies are of the same call.
   class Later {
    public:
-    explicit Later(std::shared_ptr<void> call) : call_(std::move(call)) {}
+    Later(std::shared_ptr<void> call, const MessagePeer& peer)
+        : call_(std::move(call)), peer_(peer) {}
     void reply(const Body& body) const;
     void fail(const std::exception_ptr& error) const noexcept;
+    const MessagePeer& peer() const { return peer_; }
 
    private:
     std::shared_ptr<void> call_;
+    MessagePeer peer_;
   };
 
-  ServedCall(void* call, ValueSource& arguments) : call_(call), arguments_(arguments) {}
+  ServedCall(void* call, ValueSource& arguments, const MessagePeer& peer, std::uint32_t flags)
+      : call_(call), arguments_(arguments), peer_(peer), flags_(flags) {}
 
   ValueSource& arguments() { return arguments_; }
+  const MessagePeer& peer() const { return peer_; }
   void reply(const Body& body) const;
   void fail(const std::exception_ptr& error) const noexcept;    // of the function
   void refuse(const std::exception_ptr& error) const noexcept;  // of its arguments
   Later later() const;
 
+  static constexpr std::uint32_t kKeepsResult = 1, kOnReference = 2;  // agent::CallFlags
+  std::uint32_t flags() const { return flags_; }
+  // The object that the function is called on, and the reference to its result: before arguments.
+  void take_object();
+  RRefHandle take_result();
+  // The object is there, and the owners of references among the arguments know of them. Throws why
+  // that never will be.
+  bool ready();
+  const std::shared_ptr<HeldValue>& object() const;
+  // Once it is so, on the session's threads. If it never will be, the call fails instead.
+  using GoOn = std::function<void(const Later& answer, const std::shared_ptr<HeldValue>& object)>;
+  void when_ready(GoOn go_on, const RRefHandle& result);
+
  private:
+  struct Needs;
+
   void* call_;
   ValueSource& arguments_;
+  const MessagePeer& peer_;
+  const std::uint32_t flags_;
+  std::shared_ptr<Needs> needs_;
+};
+
+// Of a call whose result stays here.
+void keep_result(const RRefHandle& result, std::shared_ptr<HeldValue> value, std::uint64_t type);
+void keep_failure(const RRefHandle& result, const std::exception_ptr& error) noexcept;
+[[noreturn]] void fail_object(const std::type_info* has, const std::type_info& wanted);
+[[noreturn]] void fail_result(const std::type_info& type);
+
+template <class T>
+concept PointsTo = requires(T& value) {
+  static_cast<bool>(value);
+  *value;
+  value.operator->();
+};
+
+// A number for a type, the same in all programs of the same sources.
+std::uint64_t type_number(const std::string& description);
+template <class T>
+std::uint64_t type_number() {
+  static const std::uint64_t number = [] {
+    Describer text;
+    text.add<T>();
+    return type_number(text.text());
+  }();
+  return number;
+}
+
+template <class T>
+class HeldValueOf final : public HeldValue {
+ public:
+  template <class... Arguments>
+  explicit HeldValueOf(Arguments&&... arguments) : value(std::forward<Arguments>(arguments)...) {}
+
+  const std::type_info& type() const noexcept override { return typeid(T); }
+  void pass(const MessagePeer& to, Send send, void* data) const override {
+    if constexpr (is_passable<T>()) {
+      with_body(
+          &to, TensorMode::kResult, false, [&](const Body& body) { send(data, body); }, value);
+    } else {
+      fail_result(typeid(T));
+    }
+  }
+  void* find(const std::type_info& wanted) noexcept override {
+    if (wanted == typeid(T)) return &value;
+    if constexpr (PointsTo<T>) {
+      if (value && wanted == typeid(std::remove_cvref_t<decltype(*value)>)) return pointee();
+    }
+    return nullptr;
+  }
+  Object object() noexcept override {
+    if constexpr (PointsTo<T>) {
+      if (!value) return {};
+      using Pointee = std::remove_cvref_t<decltype(*value)>;
+      if constexpr (std::is_polymorphic_v<Pointee>) {
+        return {pointee(), &typeid(*static_cast<Pointee*>(pointee()))};
+      } else {
+        return {pointee(), &typeid(Pointee)};
+      }
+    } else {
+      return {&value, &typeid(T)};
+    }
+  }
+  // NOLINTBEGIN(misc-throw-by-value-catch-by-reference): a pointer is what is wanted
+  [[noreturn]] void throw_pointer() override {
+    if constexpr (PointsTo<T>) {
+      throw static_cast<std::remove_cvref_t<decltype(*value)>*>(pointee());
+    } else {
+      throw &value;
+    }
+  }
+  // NOLINTEND(misc-throw-by-value-catch-by-reference)
+
+  T value;
+
+ private:
+  void* pointee() noexcept
+    requires PointsTo<T>
+  {
+    return const_cast<void*>(static_cast<const volatile void*>(std::addressof(*value)));
+  }
+};
+
+// The object of type C in a held value: that itself, what it points to, or a base of it.
+template <class C>
+C& object_in(HeldValue& held) {
+  if (void* const exact = held.find(typeid(C))) [[likely]]
+    return *static_cast<C*>(exact);
+  const HeldValue::Object object = held.object();
+  if (!object.pointer) fail_object(nullptr, typeid(C));
+  // Where the base is in an object of that type.
+  thread_local const std::type_info* last = nullptr;
+  thread_local std::ptrdiff_t offset = 0;
+  if (last != object.type) {
+    try {
+      held.throw_pointer();
+    } catch (C* base) {  // NOLINT(misc-throw-by-value-catch-by-reference)
+      offset = reinterpret_cast<std::byte*>(base) - static_cast<std::byte*>(object.pointer);
+      last = object.type;
+    } catch (...) {
+      fail_object(object.type, typeid(C));
+    }
+  }
+  return *reinterpret_cast<C*>(static_cast<std::byte*>(object.pointer) + offset);
+}
+
+template <class Tuple>
+struct TailOf {
+  using Type = std::tuple<>;
+};
+template <class First, class... Others>
+struct TailOf<std::tuple<First, Others...>> {
+  using Type = std::tuple<Others...>;
 };
 
 template <class R, class... Parameters>
@@ -72,14 +234,22 @@ struct FunctionShape {
   static constexpr bool kAsync = Unwrapped<Returned>::kIsFuture;
   using Values = std::tuple<std::decay_t<Parameters>...>;
   using Indices = std::index_sequence_for<Parameters...>;
+  // Those behind the object of a function that is called on a reference.
+  using Rest = typename TailOf<Values>::Type;
+  using RestIndices = std::make_index_sequence<std::tuple_size_v<Rest>>;
+  template <std::size_t i>
+  using Parameter = std::tuple_element_t<i, std::tuple<Parameters...>>;
 
   // Moves what the function takes by value.
   template <class Function, std::size_t... i>
   static decltype(auto) invoke(Function& function, Values& values, std::index_sequence<i...>) {
     return std::invoke(function, static_cast<Parameters&&>(std::get<i>(values))...);
   }
-  template <class... Arguments>
-  static constexpr bool kFits = (std::is_convertible_v<Arguments, std::decay_t<Parameters>> && ...);
+  template <class Function, class Object, std::size_t... i>
+  static decltype(auto) invoke_on(Function& function, Object& object, Rest& rest,
+                                  std::index_sequence<i...>) {
+    return std::invoke(function, object, static_cast<Parameter<i + 1>&&>(std::get<i>(rest))...);
+  }
 };
 
 template <class Function>
@@ -121,7 +291,27 @@ struct RpcFunction {
   }
   using Shape = typename decltype(shape())::type;
   using Values = typename Shape::Values;
+  using Rest = typename Shape::Rest;
   using Result = typename Shape::Result;
+
+  // What it is called on, if that is a reference: the object of a member function, or what a
+  // function takes by reference that cannot be passed.
+  static consteval auto object() {
+    if constexpr (std::is_member_pointer_v<Type>) {
+      return std::type_identity<typename ShapeOf<Type>::Object>();
+    } else if constexpr (std::tuple_size_v<Values> != 0) {
+      using First = std::tuple_element_t<0, Values>;
+      if constexpr (!is_passable<First>()) {
+        return std::type_identity<First>();
+      } else {
+        return std::type_identity<void>();
+      }
+    } else {
+      return std::type_identity<void>();
+    }
+  }
+  using Object = typename decltype(object())::type;
+  static constexpr bool kHasObject = !std::is_void_v<Object>;
 
   static Describer signature() {
     Describer text;
@@ -143,55 +333,138 @@ Values take_arguments(ServedCall& call) {
 
 template <class Answer, class Result>
 void answer_with(const Answer& answer, const Result& result) {
-  with_body(TensorMode::kResult, false, [&](const Body& body) { answer.reply(body); }, result);
+  with_body(
+      &answer.peer(), TensorMode::kResult, false, [&](const Body& body) { answer.reply(body); },
+      result);
 }
+
+// A function with its arguments; kOn: on an object that a reference refers to.
+template <auto Function, bool kOn>
+struct Serving {
+  using Rpc = RpcFunction<Function>;
+  using Shape = typename Rpc::Shape;
+  using Result = typename Rpc::Result;
+  using Values = std::conditional_t<kOn, typename Rpc::Rest, typename Rpc::Values>;
+
+  static decltype(auto) invoke(HeldValue* object, Values& values) {
+    auto function = Function;
+    if constexpr (kOn) {
+      return Shape::invoke_on(function, object_in<typename Rpc::Object>(*object), values,
+                              typename Shape::RestIndices());
+    } else {
+      return Shape::invoke(function, values, typename Shape::Indices());
+    }
+  }
+
+  // `result` is a reference if the result stays here.
+  template <class Answer, class Made>
+  static void finish(const Answer& answer, Made&& made, const RRefHandle& result) {
+    if (result) [[unlikely]] {
+      if constexpr (std::constructible_from<Stored<Result>, Made&&>) {
+        keep_result(result, std::make_shared<HeldValueOf<Stored<Result>>>(std::forward<Made>(made)),
+                    type_number<Stored<Result>>());
+        answer_with(answer, std::monostate());
+      } else {
+        fail_result(typeid(Result));
+      }
+    } else if constexpr (is_passable<Stored<Result>>()) {
+      answer_with(answer, made);
+    } else {
+      fail_result(typeid(Result));
+    }
+  }
+  template <class Answer>
+  static void fail(const Answer& answer, const RRefHandle& result) noexcept {
+    if (result) keep_failure(result, std::current_exception());
+    answer.fail(std::current_exception());
+  }
+
+  template <class Answer>
+  static void run(const Answer& answer, HeldValue* object, Values& values,
+                  const RRefHandle& result) noexcept {
+    try {
+      // The arguments go before the result is sent: what was only passed through is then nobody
+      // else's any more.
+      auto made = [&]() -> Stored<Result> {
+        Values mine = std::move(values);
+        if constexpr (std::is_void_v<Result>) {
+          invoke(object, mine);
+          return {};
+        } else {
+          return invoke(object, mine);
+        }
+      }();
+      finish(answer, std::move(made), result);
+    } catch (...) {
+      fail(answer, result);
+    }
+  }
+
+  // Of a function that returns a future. References among its parameters are to `values`, until it
+  // has ended.
+  static void start(const ServedCall::Later& answer, const std::shared_ptr<HeldValue>& object,
+                    const std::shared_ptr<Values>& values, const RRefHandle& result) noexcept {
+    try {
+      Future<Result> future = invoke(object.get(), *values);
+      static_cast<void>(future.then([values, object, answer, result](const Future<Result>& ended) {
+        try {
+          if constexpr (std::is_void_v<Result>) {
+            ended.result();
+            finish(answer, std::monostate(), result);
+          } else {
+            finish(answer, ended.result(), result);
+          }
+        } catch (...) {
+          fail(answer, result);
+        }
+      }));
+    } catch (...) {
+      fail(answer, result);
+    }
+  }
+
+  static void serve(ServedCall& call) noexcept {
+    RRefHandle result;
+    try {
+      if constexpr (kOn) call.take_object();
+      if ((call.flags() & ServedCall::kKeepsResult) != 0) [[unlikely]]
+        result = call.take_result();
+      if constexpr (Shape::kAsync) {
+        const auto values = std::make_shared<Values>(take_arguments<Values>(call));
+        if (call.ready()) return start(call.later(), call.object(), values, result);
+        call.when_ready(
+            [values, result](const auto& answer, const auto& object) {
+              start(answer, object, values, result);
+            },
+            result);
+      } else {
+        Values values = take_arguments<Values>(call);
+        if (call.ready()) [[likely]]
+          return run(call, call.object().get(), values, result);
+        call.when_ready([kept = std::make_shared<Values>(std::move(values)), result](
+                            const auto& answer,
+                            const auto& object) { run(answer, object.get(), *kept, result); },
+                        result);
+      }
+    } catch (...) {
+      if (result) keep_failure(result, std::current_exception());
+      call.refuse(std::current_exception());
+    }
+  }
+};
 
 template <auto Function>
 void serve(void* served) noexcept {
   using Rpc = RpcFunction<Function>;
-  using Shape = typename Rpc::Shape;
-  using Values = typename Rpc::Values;
-  using Result = typename Rpc::Result;
   auto& call = *static_cast<ServedCall*>(served);
-  bool entered = false;
-  try {
-    auto function = Function;
-    if constexpr (Shape::kAsync) {
-      // References among its parameters are to these, until it has ended.
-      const auto values = std::make_shared<Values>(take_arguments<Values>(call));
-      entered = true;
-      Future<Result> future = Shape::invoke(function, *values, typename Shape::Indices());
-      static_cast<void>(future.then([values, answer = call.later()](const Future<Result>& ended) {
-        try {
-          if constexpr (std::is_void_v<Result>) {
-            ended.result();
-            answer_with(answer, std::monostate());
-          } else {
-            answer_with(answer, ended.result());
-          }
-        } catch (...) {
-          answer.fail(std::current_exception());
-        }
-      }));
-    } else {
-      // The arguments go before the result is sent: what was only passed through is then nobody
-      // else's any more.
-      const auto run = [&]() -> std::decay_t<Result> {
-        Values values = take_arguments<Values>(call);
-        entered = true;
-        return Shape::invoke(function, values, typename Shape::Indices());
-      };
-      if constexpr (std::is_void_v<Result>) {
-        run();
-        answer_with(call, std::monostate());
-      } else {
-        const auto result = run();
-        answer_with(call, result);
-      }
+  if ((call.flags() & ServedCall::kOnReference) != 0) {
+    if constexpr (Rpc::kHasObject && is_passable<typename Rpc::Rest>()) {
+      return Serving<Function, true>::serve(call);
     }
-  } catch (...) {
-    entered ? call.fail(std::current_exception()) : call.refuse(std::current_exception());
+  } else if constexpr (is_passable<typename Rpc::Values>()) {
+    return Serving<Function, false>::serve(call);
   }
+  call.refuse(nullptr);  // it has no object, or one that cannot be passed
 }
 
 // A function as a caller needs it.
@@ -225,7 +498,10 @@ bool export_function(std::string_view text, const std::type_info& scope) {
   what.text = text;
   what.scope = &scope;
   // An object that cannot be passed: its functions are called on references to it.
-  if constexpr (is_passable<typename Rpc::Values>()) what.run = &serve<Function>;
+  if constexpr (is_passable<typename Rpc::Values>() ||
+                (Rpc::kHasObject && is_passable<typename Rpc::Rest>())) {
+    what.run = &serve<Function>;
+  }
   return convoy::detail::export_function(what);
 }
 

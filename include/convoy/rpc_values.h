@@ -23,9 +23,21 @@
 // How arguments and results of calls become bytes (docs/wire.md has the tables): a sink and a
 // source of convoy/fields.h. Two passes: the first finds out how many bytes there are, the second
 // writes them to where they travel. For convoy/rpc.h; nothing here is for direct use.
-namespace convoy::rpc::detail {
+namespace convoy::rpc {
+
+template <class T>
+class RRef;  // convoy/rref.h
+
+namespace detail {
 
 using Bytes = std::vector<std::byte>;
+
+class RRefState;
+using RRefHandle = std::shared_ptr<RRefState>;  // what an RRef is
+template <class T>
+inline constexpr bool kIsRRef = false;
+template <class T>
+inline constexpr bool kIsRRef<RRef<T>> = true;
 
 // Numbers go as they lie in memory, with their own width.
 template <class T>
@@ -40,7 +52,7 @@ inline constexpr bool kPlainVector<std::vector<T>> = PlainNumber<T> || std::same
 template <class T>
 inline constexpr bool kHeld =
     std::same_as<T, bool> || PlainNumber<T> || std::same_as<T, std::monostate> ||
-    std::same_as<T, std::string> || std::same_as<T, at::Tensor> || kPlainVector<T>;
+    std::same_as<T, std::string> || std::same_as<T, at::Tensor> || kPlainVector<T> || kIsRRef<T>;
 
 // How tensors travel.
 enum class TensorMode : std::uint8_t {
@@ -107,19 +119,61 @@ class TensorsOut {
   std::vector<at::Tensor> with_grad_;
 };
 
+// Whom a message goes to, or comes from.
+struct MessagePeer {
+  const SessionImpl* session = nullptr;
+  std::uint32_t worker = 0;
+  std::uint64_t answer_to = 0;  // the number of the call whose answer it is; 0: it is a call
+};
+
+// The references in one message. Those of a message that was not sent come back.
+class ReferencesOut {
+ public:
+  static constexpr std::size_t kBytes = 48;
+  using Passed = std::array<std::uint64_t, kBytes / sizeof(std::uint64_t)>;  // rref::Passed
+
+  explicit ReferencesOut(const MessagePeer* to) : to_(to) {}
+  ReferencesOut(const ReferencesOut&) = delete;
+  ReferencesOut& operator=(const ReferencesOut&) = delete;
+  ~ReferencesOut() {
+    if (!passed_.empty()) give_back();
+  }
+
+  // Lends it to the receiver; how many bytes it takes. Throws why it cannot be passed.
+  std::size_t add(const RRefHandle& reference);
+  void rewind() { next_ = 0; }
+  const Passed& next() { return passed_.at(next_++); }
+  bool empty() const { return passed_.empty(); }
+  // The message was sent: what becomes of them is known later.
+  std::vector<Passed> release() { return std::exchange(passed_, {}); }
+  // It was not, after all.
+  void take_back(std::vector<Passed> passed) { passed_ = std::move(passed); }
+
+ private:
+  void give_back() noexcept;
+
+  const MessagePeer* const to_;
+  std::size_t next_ = 0;
+  std::vector<Passed> passed_;
+  std::shared_ptr<SessionImpl> session_;
+};
+
 // The first pass.
 class ValueSizer {
  public:
   template <class T>
   static constexpr bool kHolds = kHeld<T>;
 
-  explicit ValueSizer(TensorsOut& tensors) : tensors_(tensors) {}
+  ValueSizer(TensorsOut& tensors, ReferencesOut& references)
+      : tensors_(tensors), references_(references) {}
   std::size_t bytes() const { return bytes_; }
 
   template <class T>
   void add(const T& value) {
     if constexpr (std::same_as<T, at::Tensor>) {
       bytes_ += tensors_.add(value);
+    } else if constexpr (kIsRRef<T>) {
+      bytes_ += references_.add(value.handle());
     } else if constexpr (kPlainVector<T>) {
       bytes_ += sizeof(std::uint64_t) + value.size() * sizeof(typename T::value_type);
     } else if constexpr (std::same_as<T, std::string>) {
@@ -133,6 +187,7 @@ class ValueSizer {
 
  private:
   TensorsOut& tensors_;
+  ReferencesOut& references_;
   std::size_t bytes_ = 0;
 };
 
@@ -142,13 +197,15 @@ class ValueWriter {
   template <class T>
   static constexpr bool kHolds = kHeld<T>;
 
-  ValueWriter(std::byte* to, std::size_t bytes, TensorsOut& tensors)
-      : at_(to), end_(to + bytes), tensors_(tensors) {}
+  ValueWriter(std::byte* to, std::size_t bytes, TensorsOut& tensors, ReferencesOut& references)
+      : at_(to), end_(to + bytes), tensors_(tensors), references_(references) {}
 
   template <class T>
   void add(const T& value) {
     if constexpr (std::same_as<T, at::Tensor>) {
       at_ = tensors_.write_next(at_, end_);
+    } else if constexpr (kIsRRef<T>) {
+      put(references_.next().data(), ReferencesOut::kBytes);
     } else if constexpr (kPlainVector<T>) {
       add_unsigned(value.size());
       put(value.data(), value.size() * sizeof(typename T::value_type));
@@ -180,6 +237,7 @@ class ValueWriter {
   std::byte* at_;
   std::byte* const end_;
   TensorsOut& tensors_;
+  ReferencesOut& references_;
 };
 
 // Takes values from what arrived, which may be anything: kInvalidArgument.
@@ -200,6 +258,8 @@ class ValueSource {
   T take_held() {
     if constexpr (std::same_as<T, at::Tensor>) {
       return take_tensor();
+    } else if constexpr (kIsRRef<T>) {
+      return T(take_reference());
     } else if constexpr (kPlainVector<T>) {
       using Item = typename T::value_type;
       const std::size_t count = checked_count(take_unsigned(), sizeof(Item));
@@ -236,6 +296,10 @@ class ValueSource {
     return checked_count(static_cast<std::uint64_t>(take_held<std::int64_t>()), 1);
   }
   [[noreturn]] void wrong_kind() const;
+  // Without it, there can be no references.
+  void comes_from(const MessagePeer* from) { from_ = from; }
+  // Those that were taken.
+  const std::vector<RRefHandle>& references() const { return references_; }
   // Nothing may be left but what a callback takes that was set here: it gets the tensors that
   // require grad, in order, and the bytes behind the values.
   void finish() const;
@@ -274,6 +338,7 @@ class ValueSource {
     at_ += bytes;
   }
   at::Tensor take_tensor();
+  RRefHandle take_reference();
 
   const std::byte* at_;
   const std::byte* const end_;
@@ -283,6 +348,8 @@ class ValueSource {
   Trailer take_trailer_ = nullptr;
   void* trailer_data_ = nullptr;
   std::vector<at::Tensor> with_grad_;
+  const MessagePeer* from_ = nullptr;
+  std::vector<RRefHandle> references_;
 };
 
 template <class T>
@@ -296,17 +363,21 @@ struct Body {
   void* values = nullptr;
   void (*write)(void* values, std::byte* to, std::size_t bytes) = nullptr;
   TensorsOut* tensors = nullptr;
+  ReferencesOut* references = nullptr;
 };
 
-// Calls send(Body) with these values.
+// Calls send(Body) with these values. They have no references in them if `peer` is nullptr.
 template <class Send, class... T>
-decltype(auto) with_body(TensorMode mode, bool lend, Send send, const T&... values) {
+decltype(auto) with_body(const MessagePeer* peer, TensorMode mode, bool lend, Send send,
+                         const T&... values) {
   TensorsOut tensors(mode, lend);
-  ValueSizer sizer(tensors);
+  ReferencesOut references(peer);
+  ValueSizer sizer(tensors, references);
   (convoy::detail::put_value(sizer, values), ...);
   auto write = [&](std::byte* to, std::size_t bytes) {
     tensors.rewind();  // it may be written more than once
-    ValueWriter writer(to, bytes, tensors);
+    references.rewind();
+    ValueWriter writer(to, bytes, tensors, references);
     (convoy::detail::put_value(writer, values), ...);
     writer.finish();
   };
@@ -314,7 +385,7 @@ decltype(auto) with_body(TensorMode mode, bool lend, Send send, const T&... valu
   return send(Body{
       sizer.bytes(), &write,
       [](void* self, std::byte* to, std::size_t bytes) { (*static_cast<Write*>(self))(to, bytes); },
-      &tensors});
+      &tensors, &references});
 }
 
 // Of values without pieces.
@@ -322,7 +393,7 @@ std::string to_text(const Body& body);
 template <class T>
 std::string to_text(const T& value) {
   return with_body(
-      TensorMode::kInline, false, [](const Body& body) { return to_text(body); }, value);
+      nullptr, TensorMode::kInline, false, [](const Body& body) { return to_text(body); }, value);
 }
 template <class T>
 T from_text(std::string_view text) {
@@ -364,7 +435,10 @@ class Describer {
   template <class T>
   void add() {
     using namespace convoy::detail;
-    if constexpr (kHeld<T> || std::is_void_v<T> || std::is_enum_v<T>) {
+    if constexpr (kIsRRef<T>) {
+      text_ += "convoy::RRef";
+      add_list<typename T::Value>('<', '>');
+    } else if constexpr (kHeld<T> || std::is_void_v<T> || std::is_enum_v<T>) {
       name(typeid(T));
     } else if constexpr (HasFields<T>) {
       name(typeid(T));
@@ -398,6 +472,7 @@ class Describer {
     text_ += close;
   }
   std::string& text() { return text_; }
+  void add_name(const std::type_info& type) { name(type); }
 
  private:
   template <template <class...> class List, class... T>
@@ -412,4 +487,5 @@ class Describer {
   std::vector<const std::type_info*> inside_;
 };
 
-}  // namespace convoy::rpc::detail
+}  // namespace detail
+}  // namespace convoy::rpc

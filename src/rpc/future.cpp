@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "convoy/share.h"
 #include "rpc/message.h"
+#include "rpc/rref_state.h"
 #include "rpc/recording.h"
 #include "rpc/session_impl.h"
 #include "rpc/tensor_head.h"
@@ -36,6 +37,8 @@ struct CallSlot final : agent::Call {
   const std::string_view function;
   std::unique_ptr<at::RecordFunction> record;
   std::vector<std::string> lent;  // tensors that are turned by the callee, or never
+  std::vector<ReferencesOut::Passed> passed;  // references that went with it
+  RRefHandle on;                              // what it is called on
 };
 
 namespace {
@@ -85,9 +88,12 @@ void take_result_context(void* data, const std::vector<at::Tensor>& with_grad,
   }
 }
 
-std::exception_ptr error_of(const agent::Failure& failure) {
-  return std::make_exception_ptr(
-      RemoteError(failure.kind, failure.text, failure.worker, failure.remote_type));
+// The references that went with a call that has ended.
+void end_passages(const CallSlot& slot, bool answered) noexcept {
+  std::vector<rref::Passed> list;
+  for (const auto& each : slot.passed) list.push_back(as_bytes_of<rref::Passed>(each));
+  slot.session.refs().passed(slot.worker, list,
+                             answered ? rref::Passage::kDelivered : rref::Passage::kUnknown);
 }
 
 std::unique_ptr<at::RecordFunction> record_call(SessionImpl& session, const CallStart& start) {
@@ -103,9 +109,16 @@ std::unique_ptr<at::RecordFunction> record_call(SessionImpl& session, const Call
 
 }  // namespace
 
+std::exception_ptr error_of(const agent::Failure& failure) {
+  return std::make_exception_ptr(
+      RemoteError(failure.kind, failure.text, failure.worker, failure.remote_type));
+}
+
 void CallSlot::ended(agent::Outcome&& outcome) noexcept {
   const auto keep = std::move(core.self_);
   if (record) record->end();
+  if (!passed.empty()) [[unlikely]]
+    end_passages(*this, outcome.failure == nullptr);
   if (outcome.failure) {
     take_back(lent);
     core.error_ = error_of(*outcome.failure);
@@ -113,6 +126,8 @@ void CallSlot::ended(agent::Outcome&& outcome) noexcept {
     try {
       IncomingMessage message(outcome.body, outcome.parts);
       message.source().on_trailer(&take_result_context, this);
+      const MessagePeer peer{&session, worker};
+      message.source().comes_from(&peer);
       core.decode(message.source());
       message.source().finish();
     } catch (const Error& error) {
@@ -362,10 +377,15 @@ void start_call(const CallStart& start, const Body& body) {
       }
     }
   }
+  if (start.on && start.keep) slot->on = *start.on;
+  const bool passes = !body.references->empty();
+  if (passes) [[unlikely]]
+    slot->passed = body.references->release();
   try {
     session.agent().start(*slot, start.worker, start.key.id, message.outgoing(),
-                          {.timeout = timeout_of(start.options)});
+                          {.timeout = timeout_of(start.options), .flags = start.flags});
   } catch (...) {
+    if (passes) body.references->take_back(std::move(slot->passed));
     core.self_.reset();
     take_back(slot->lent);
     recorded.forget();

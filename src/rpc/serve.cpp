@@ -24,6 +24,7 @@
 #include "convoy/rpc_function.h"
 #include "rpc/message.h"
 #include "rpc/recording.h"
+#include "rpc/rref_state.h"
 #include "rpc/session_impl.h"
 
 namespace convoy::rpc::detail {
@@ -38,15 +39,13 @@ std::string name_of(const std::type_info& type) {
   return text ? text.get() : type.name();
 }
 
-struct Thrown {
-  std::string type;
-  std::string text;
-  ErrorKind kind = ErrorKind::kRemote;
-};
+}  // namespace
 
-Thrown describe(const std::exception_ptr& error) {
+Thrown describe_thrown(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const HandlerFailure& failure) {
+    return {failure.type, failure.what(), failure.kind()};
   } catch (const Refusal& refusal) {  // ours, not the function's
     return {"", refusal.what(), refusal.kind()};
   } catch (const c10::Error& thrown) {  // without its stack
@@ -59,10 +58,9 @@ Thrown describe(const std::exception_ptr& error) {
   }
 }
 
-// The session may have ended: nothing of it is asked for.
 void fail_request(agent::Request& request, const std::exception_ptr& error) noexcept {
   try {
-    const Thrown thrown = describe(error);
+    const Thrown thrown = describe_thrown(error);
     log_info("rpc: a function threw ", thrown.type, ": ", thrown.text);
     request.fail(thrown.kind, thrown.type, thrown.text);
   } catch (const std::exception& failure) {
@@ -73,10 +71,9 @@ void fail_request(agent::Request& request, const std::exception_ptr& error) noex
 void reply_to(agent::Request& request, const Body& body) {
   const Recorded recorded(request, body);
   OutgoingMessage message(body, recorded.bytes());
-  request.reply(message.outgoing());
+  if (request.reply(message.outgoing())) body.references->release();
 }
 
-// The arguments came with a context: it is the request's from now on.
 void take_context(void* data, const std::vector<at::Tensor>& with_grad, const std::byte* bytes,
                   std::size_t count) {
   agent::Request& request = *static_cast<agent::Request*>(data);
@@ -91,6 +88,8 @@ void take_context(void* data, const std::vector<at::Tensor>& with_grad, const st
       std::make_shared<AttachedRecorder>(AttachedRecorder{std::move(recorder), caller, function});
 }
 
+namespace {
+
 agent::Request& request_of(void* call) { return **static_cast<agent::RequestRef*>(call); }
 
 void run_function(void* data, agent::RequestRef request) noexcept {
@@ -104,7 +103,10 @@ void run_function(void* data, agent::RequestRef request) noexcept {
   }
   IncomingMessage message(request->body(), request->parts());
   message.source().on_trailer(&take_context, request.get());
-  ServedCall call(&request, message.source());
+  const MessagePeer peer{static_cast<SessionImpl*>(request->agent().user()),
+                         request->caller().id, request->number()};
+  message.source().comes_from(&peer);
+  ServedCall call(&request, message.source(), peer, request->flags());
   entry.run_call(&call);
 }
 
@@ -125,6 +127,7 @@ std::vector<agent::Handler> exported_handlers() {
                         .run = &run_function,
                         .data = const_cast<FunctionEntry*>(entry)});
   }
+  handlers.push_back(fetch_handler());
   return handlers;
 }
 
@@ -135,12 +138,21 @@ void ServedCall::fail(const std::exception_ptr& error) const noexcept {
 }
 
 void ServedCall::refuse(const std::exception_ptr& error) const noexcept {
-  const Thrown thrown = describe(error);
-  request_of(call_).fail(ErrorKind::kInvalidArgument, "", thrown.text);
+  if (!error) {
+    request_of(call_).fail(ErrorKind::kInvalidArgument, "",
+                           (flags_ & kOnReference) != 0
+                               ? "it is no function of an object"
+                               : "it is a function of an object that cannot be passed by value; it "
+                                 "is called on a reference to one");
+    return;
+  }
+  const Thrown thrown = describe_thrown(error);
+  const bool other = thrown.kind == ErrorKind::kCancelled || thrown.kind == ErrorKind::kPeerLost;
+  request_of(call_).fail(other ? thrown.kind : ErrorKind::kInvalidArgument, "", thrown.text);
 }
 
 ServedCall::Later ServedCall::later() const {
-  return Later(std::make_shared<agent::RequestRef>(*static_cast<agent::RequestRef*>(call_)));
+  return {std::make_shared<agent::RequestRef>(*static_cast<agent::RequestRef*>(call_)), peer_};
 }
 
 void ServedCall::Later::reply(const Body& body) const { reply_to(request_of(call_.get()), body); }

@@ -82,7 +82,19 @@ SessionImpl::SessionImpl(const SessionOptions& options)
   made.name = options.name.empty() ? concat("worker", place.rank) : options.name;
   agent_ = std::make_unique<agent::Agent>(made);
   recordings_ = make_recordings(*this);
+  refs_ = std::make_unique<rref::Refs>(*agent_);
   agent_->meet(*place.store, place.size, deadline);
+  refs_->met(agent_->self().id);
+  for (const auto& worker : agent_->workers()) {
+    if (worker.id != agent_->self().id) refs_->met(worker.id);
+  }
+}
+
+SessionImpl::~SessionImpl() {
+  if (!agent_) return;
+  agent_->abort();
+  if (refs_) refs_->close();
+  agent_.reset();
 }
 
 std::shared_ptr<SessionImpl> SessionImpl::make(const SessionOptions& options) {
@@ -181,6 +193,7 @@ void Session::barrier(const std::vector<std::string>& names,
 }
 
 void Session::shutdown(const ShutdownOptions& options) const {
+  impl_->agent().require_home();
   if (!options.graceful) return impl_->agent().abort();
   impl_->agent().shutdown(deadline_of(checked("timeout", options.timeout)));
 }

@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "convoy/rpc.h"
 #include "os/fork_guard.h"
+#include "rref/refs.h"
 #include "rpc/recording.h"
 
 namespace convoy::rpc::detail {
@@ -21,6 +22,7 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   SessionImpl& operator=(const SessionImpl&) = delete;
 
   agent::Agent& agent() { return *agent_; }
+  rref::Refs& refs() { return *refs_; }
   // Of distributed autograd; nullptr without it.
   Recordings* recordings() const { return recordings_.get(); }
   bool allows(const std::string& op) const;
@@ -30,12 +32,13 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
 
  private:
   explicit SessionImpl(const SessionOptions& options);
-  ~SessionImpl() = default;
+  ~SessionImpl();
   static void destroy(SessionImpl* session) noexcept;
 
   const HomeProcess home_;
   std::set<std::string, std::less<>> operators_;
   std::unique_ptr<Recordings> recordings_;  // handlers use it: it goes after the agent
+  std::unique_ptr<rref::Refs> refs_;  // likewise
   std::unique_ptr<agent::Agent> agent_;
 };
 

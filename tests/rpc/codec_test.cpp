@@ -68,7 +68,7 @@ template <class... T>
 Wire encode_as(TensorMode mode, bool lend, const T&... values) {
   Wire wire;
   detail::with_body(
-      mode, lend,
+      nullptr, mode, lend,
       [&](const Body& body) {
         wire.body.resize(body.bytes);
         body.write(body.values, wire.body.data(), body.bytes);
@@ -292,6 +292,14 @@ TEST(RpcCodecTest, ResultsThatOthersCanReachDoNotStay) {
   EXPECT_TRUE(encode_result(global.narrow(0, 0, 50'000).view({100, 500}).narrow(1, 0, 400)));
   EXPECT_FALSE(encode_as(TensorMode::kCopy, false, global).stays.at(0));
   EXPECT_TRUE(encode_as(TensorMode::kStay, false, global).stays.at(0));
+  // Memory that is not the tensor's can be written to, or be gone, while it is read.
+  std::vector<float> foreign(10'000);
+  const auto size = static_cast<std::int64_t>(foreign.size());
+  EXPECT_FALSE(encode_result(torch::from_blob(foreign.data(), {size})));
+  EXPECT_FALSE(encode_result(torch::from_blob(foreign.data(), {size}, [](void*) {})));
+  EXPECT_FALSE(
+      encode_as(TensorMode::kStay, false, torch::from_blob(foreign.data(), {size})).stays.at(0));
+  EXPECT_TRUE(encode_result(through(global))) << "what came with a message is ours";
 }
 
 TEST(RpcCodecTest, LentTensorsAreTheSameMemory) {

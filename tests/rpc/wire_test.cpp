@@ -65,7 +65,7 @@ template <class... T>
 std::string value_bytes(const T&... values) {
   std::string bytes;
   detail::with_body(
-      detail::TensorMode::kStay, false,
+      nullptr, detail::TensorMode::kStay, false,
       [&](const detail::Body& body) {
         bytes.resize(body.bytes);
         body.write(body.values, reinterpret_cast<std::byte*>(bytes.data()), bytes.size());

@@ -1,0 +1,206 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "convoy/rpc.h"
+#include "convoy/tensors_in.h"
+
+// References to values that live on other workers.
+//
+//   auto model = rpc.remote<make_model>("worker1", config);  // RRef<Model>, at once
+//   auto y = model.rpc_sync<&ModelImpl::forward>(x);         // runs at the owner
+//   auto mine = rpc.rref(tensor);                            // RRef<at::Tensor> of a local value
+//   auto copy = weights.to_here();
+//   auto& here = weights.local_value();                      // at the owner
+//
+// The value lives at its owner as long as a reference to it is anywhere. docs/rref.md is the guide.
+namespace convoy::rpc {
+
+template <class T>
+class RRefTarget;
+
+// A reference. Copies are the same; it may be an argument or a result of calls, and in containers
+// and structs of them. It may outlive its session, and does not keep it. Thread-safe.
+//
+// Whatever needs the value throws what its creation threw, kPeerLost when its owner is gone, and
+// kInvalidArgument ("deleted") when the session has ended.
+template <class T>
+class RRef {
+ public:
+  using Value = T;
+
+  RRef() = default;  // none
+  explicit RRef(detail::RRefHandle handle) : handle_(std::move(handle)) {}
+  explicit operator bool() const { return handle_ != nullptr; }
+  friend bool operator==(const RRef& a, const RRef& b) {
+    return detail::same(a.handle_, b.handle_);
+  }
+
+  WorkerInfo owner() const { return detail::owner_of(handle_); }
+  std::string owner_name() const { return owner().name; }
+  bool is_owner() const { return detail::is_owner(handle_); }
+  // The owner knows of this reference.
+  bool confirmed_by_owner() const { return detail::is_confirmed(handle_); }
+  // "RRef (worker 1, #7 of worker 0)"
+  std::string to_string() const { return detail::describe(handle_); }
+
+  // A copy of the value; waits until it is there. At the owner, a copy as C++ makes it (of tensors:
+  // the same memory).
+  T to_here() const { return with({}).to_here(); }
+  T to_here(std::chrono::milliseconds timeout) const { return with({timeout}).to_here(); }
+  Future<T> to_here_async() const { return with({}).to_here_async(); }
+  // The value itself, at its owner; waits until it is there. kInvalidArgument elsewhere.
+  detail::Stored<T>& local_value() const { return detail::local_value<detail::Stored<T>>(handle_); }
+  // Once the value was made, or could not be.
+  Future<void> created() const { return detail::when_created(handle_); }
+
+  // Calls a function of the value, at its owner: a member function of T, or of what it points to (a
+  // module's holder, a std::shared_ptr), that has CONVOY_RPC.
+  template <auto Function, class... Arguments>
+  auto rpc_sync(Arguments&&... arguments) const {
+    return with({}).template rpc_sync<Function>(std::forward<Arguments>(arguments)...);
+  }
+  template <auto Function, class... Arguments>
+  auto rpc_async(Arguments&&... arguments) const {
+    return with({}).template rpc_async<Function>(std::forward<Arguments>(arguments)...);
+  }
+  // A reference to the result, which stays at the owner.
+  template <auto Function, class... Arguments>
+  auto remote(Arguments&&... arguments) const {
+    return with({}).template remote<Function>(std::forward<Arguments>(arguments)...);
+  }
+  // The same with options: model.with({.timeout = 5s}).rpc_sync<&ModelImpl::forward>(x).
+  RRefTarget<T> with(const CallOptions& options) const { return {handle_, options}; }
+
+  // Called once, on the session's threads, when the owner has left or is lost, or when the session
+  // ends; soon, if it is so already. Not if the reference goes before.
+  void on_lost(std::function<void(const Error&)> callback) const {
+    detail::on_owner_lost(handle_, std::move(callback));
+  }
+
+  const detail::RRefHandle& handle() const { return handle_; }
+
+ private:
+  detail::RRefHandle handle_;
+};
+
+// The tensors of a value that is here: a module may return a reference (convoy/tensors_in.h).
+template <class T, class Function>
+void for_each_tensor(RRef<T>& reference, Function&& function) {
+  if (reference && reference.is_owner()) {
+    convoy::for_each_tensor(reference.local_value(), std::forward<Function>(function));
+  }
+}
+
+// A reference, and options of the calls on it.
+template <class T>
+class RRefTarget {
+ public:
+  RRefTarget(detail::RRefHandle handle, const CallOptions& options)
+      : handle_(std::move(handle)), options_(options) {}
+
+  T to_here() const { return to_here_async().wait(); }
+  Future<T> to_here_async() const {
+    static_assert(detail::is_passable<detail::Stored<T>>(),
+                  "to_here: a value of this type cannot be passed; call functions on it instead");
+    const auto session = detail::session_of(handle_);
+    auto state = std::make_shared<detail::FutureState<T>>(session);
+    if (detail::is_owner(handle_)) {
+      detail::when_local(handle_, state, [](void* future, detail::HeldValue& held) {
+        static_cast<detail::FutureState<T>*>(future)->end_with(
+            static_cast<detail::HeldValueOf<detail::Stored<T>>&>(held).value);
+      });
+    } else {
+      detail::fetch(session, handle_, state, detail::type_number<detail::Stored<T>>(), options_);
+    }
+    return Future<T>(std::move(state));
+  }
+
+  template <auto Function, class... Arguments>
+  auto rpc_sync(Arguments&&... arguments) const {
+    check<Function>();
+    const detail::OnReference on(handle_);
+    return detail::call_sync<Function>(on.session, on.worker, options_, on,
+                                       std::forward<Arguments>(arguments)...);
+  }
+  template <auto Function, class... Arguments>
+  auto rpc_async(Arguments&&... arguments) const {
+    check<Function>();
+    const detail::OnReference on(handle_);
+    return detail::call_async<Function>(on.session, on.worker, options_, on,
+                                        std::forward<Arguments>(arguments)...);
+  }
+  template <auto Function, class... Arguments>
+  auto remote(Arguments&&... arguments) const {
+    check<Function>();
+    const detail::OnReference on(handle_);
+    return detail::call_remote<Function>(on.session, on.worker, options_, on,
+                                         std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  template <auto Function>
+  static constexpr void check() {
+    using Object = typename detail::RpcFunction<Function>::Object;
+    static_assert(!std::is_void_v<Object>, "a member function of what the reference refers to");
+    if constexpr (detail::PointsTo<T>) {
+      using Pointee = std::remove_cvref_t<decltype(*std::declval<T&>())>;
+      static_assert(std::derived_from<T, Object> || std::derived_from<Pointee, Object>,
+                    "the function is not one of what the reference refers to");
+    } else {
+      static_assert(std::derived_from<T, Object>,
+                    "the function is not one of what the reference refers to");
+    }
+  }
+
+  detail::RRefHandle handle_;
+  CallOptions options_;
+};
+
+// A function that makes a T, to be called by remote(): CONVOY_RPC(rpc::make<Counter, int>), then
+// rpc.remote<rpc::make<Counter, int>>("worker1", 7).
+template <class T, class... Arguments>
+T make(Arguments... arguments) {
+  return T(std::move(arguments)...);
+}
+
+// ----------------------------------------------------------------------------------------------
+
+template <auto Function, class... Arguments>
+auto Session::remote(const To& to, Arguments&&... arguments) const {
+  return detail::call_remote<Function>(impl_, detail::find_worker(*impl_, to), {},
+                                       detail::NoObject(), std::forward<Arguments>(arguments)...);
+}
+template <auto Function, class... Arguments>
+auto Target::remote(Arguments&&... arguments) const {
+  return detail::call_remote<Function>(session_.impl_, worker_, options_, detail::NoObject(),
+                                       std::forward<Arguments>(arguments)...);
+}
+template <class T>
+auto Session::rref(T&& value) const {
+  using Value = std::decay_t<T>;
+  return RRef<Value>(
+      detail::hold(impl_, std::make_shared<detail::HeldValueOf<Value>>(std::forward<T>(value)),
+                   detail::type_number<Value>()));
+}
+
+}  // namespace convoy::rpc
+
+namespace convoy {
+template <class T>
+using RRef = rpc::RRef<T>;
+
+namespace detail {
+// The tensors of a copy are those of the same value.
+template <class T>
+inline constexpr bool kOwnsItsTensors<rpc::RRef<T>> = false;
+}  // namespace detail
+}  // namespace convoy
