@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/guarded.h"
+#include "os/fork_guard.h"
 
 namespace convoy::agent {
 namespace {
@@ -30,6 +31,7 @@ Guarded<Declarations>& declarations() {
 }  // namespace
 
 FunctionId declare_function(const FunctionKey& key) {
+  const ForkPause pause;  // a child must not find the lock held
   auto all = declarations().lock();
   const auto [found, added] =
       all->ids.try_emplace({std::string(key.name), std::string(key.signature), key.hash},
@@ -41,6 +43,7 @@ FunctionId declare_function(const FunctionKey& key) {
 }
 
 FunctionKey declared_function(FunctionId id) {
+  const ForkPause pause;
   auto all = declarations().lock();
   CONVOY_CHECK(id < all->functions.size(), "function ", id);
   const Declared& function = all->functions[id];
