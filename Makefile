@@ -36,7 +36,8 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-share \
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc \
+           bench-share bench-report \
            soak soak-coll tidy check-headers \
            check-layers format install python wheel clean help
 settings := JOBS SOAK_SECONDS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V

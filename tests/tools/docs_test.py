@@ -19,6 +19,21 @@ class DocsTest(unittest.TestCase):
         shown = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
         self.assertEqual(shown, (ROOT / "examples" / "average.cpp").read_text())
 
+    def test_getting_started_shows_the_examples(self):
+        shown = re.search(r"```cpp\n(.*?)```", (ROOT / "docs" / "getting_started.md").read_text(), re.DOTALL)[1]
+        program = (ROOT / "examples" / "train.cpp").read_text()
+        self.assertEqual(shown.split(), re.sub(r"(^| )//.*", "", program, flags=re.MULTILINE).split())
+        page = (ROOT / "docs" / "getting_started_python.md").read_text()
+        program = {line.strip() for line in (ROOT / "examples" / "python" / "train.py").read_text().splitlines()}
+        for line in re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].splitlines():
+            self.assertIn(line.strip(), program)
+
+    def test_the_index_knows_every_page(self):
+        listed = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs" / "README.md").read_text()))
+        for page in (ROOT / "docs").glob("*.md"):
+            if page.name != "README.md":
+                self.assertIn(page.name, listed)
+
     def test_targets_of_make_exist(self):
         targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
         self.assertIn("test", targets)
