@@ -59,7 +59,7 @@ class Gradients {
   bool empty() const { return items_.empty(); }
   bool contains(const at::Tensor& leaf) const;
   // kInvalidArgument if there is none.
-  const at::Tensor& at(const at::Tensor& leaf) const;
+  at::Tensor at(const at::Tensor& leaf) const;
   // In no order.
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }

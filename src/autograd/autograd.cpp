@@ -25,7 +25,7 @@ bool Gradients::contains(const at::Tensor& leaf) const {
   return places_.contains(leaf.unsafeGetTensorImpl());
 }
 
-const at::Tensor& Gradients::at(const at::Tensor& leaf) const {
+at::Tensor Gradients::at(const at::Tensor& leaf) const {
   const auto place = places_.find(leaf.unsafeGetTensorImpl());
   if (place == places_.end()) {
     fail(ErrorKind::kInvalidArgument, "autograd: there is no gradient of this tensor among ",

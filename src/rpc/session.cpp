@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "convoy/rendezvous.h"
+#include "group/open_store.h"
 #include "rpc/serve.h"
 #include "rpc/session_impl.h"
 
@@ -18,9 +19,43 @@ struct Place {
   std::shared_ptr<Store> store;
   int rank = 0;
   int size = 1;
+  bool served_here = false;
 };
 
+// Two kinds of sessions in one store would not find each other.
+void check_kind(Store& store, const char* kind) {
+  const std::string found = store.compare_set("convoy/rpc/members", "", kind);
+  if (found == kind) return;
+  fail(ErrorKind::kInvalidArgument, "rpc: this session's members are ", kind,
+       ", but a session in the same store has others that are ", found,
+       ": workers of one store must all say the same `members`");
+}
+
+// Where workers come and go, their ranks are given when they come.
+Place find_open_place(const SessionOptions& options) {
+  Place place;
+  std::optional<int> rank = options.rank;
+  place.store = options.store;
+  if (!place.store) {
+    const OpenStore open = open_store({.method = options.method,
+                                       .rank = options.rank,
+                                       .size = options.size,
+                                       .timeout = options.start_timeout});
+    place.store = open.store;
+    place.served_here = open.served_here;
+    rank = open.rank;
+  }
+  if (options.name.empty() && !rank) {
+    fail(ErrorKind::kInvalidArgument, "rpc: a worker that comes and goes needs a name");
+  }
+  check_kind(*place.store, "not fixed");
+  place.rank = rank.value_or(0);
+  place.store = with_prefix(place.store, "convoy/rpc/open");
+  return place;
+}
+
 Place find_place(const SessionOptions& options, const Deadline& deadline) {
+  if (options.members == Members::kComeAndGo) return find_open_place(options);
   if (!options.store) {
     const auto meeting = rendezvous({.method = options.method,
                                      .rank = options.rank,
@@ -38,6 +73,7 @@ Place find_place(const SessionOptions& options, const Deadline& deadline) {
   }
   // Sessions of one store are numbered by each worker: all count alike.
   static_cast<void>(deadline);
+  check_kind(*options.store, "fixed");
   const auto number = options.store->add(concat("convoy/rpc/sessions-of/", rank), 1);
   return {with_prefix(options.store, concat("convoy/rpc/session-", number)), rank, size};
 }
@@ -57,11 +93,22 @@ WorkerInfo to_info(const agent::Worker& worker) {
   return {worker.name, static_cast<int>(worker.id)};
 }
 
+std::vector<WorkerInfo> to_infos(const std::vector<agent::Worker>& workers) {
+  std::vector<WorkerInfo> infos;
+  for (const auto& worker : workers) infos.push_back(to_info(worker));
+  return infos;
+}
+
+View to_view(const agent::View& view) {
+  return {view.version, to_infos(view.workers), to_infos(view.joined), to_infos(view.left),
+          to_infos(view.failed)};
+}
+
 }  // namespace
 
 namespace detail {
 
-SessionImpl::SessionImpl(const SessionOptions& options)
+SessionImpl::SessionImpl(const SessionOptions& options, const Choose& choose)
     : operators_(options.operators.begin(), options.operators.end()) {
   if (options.threads < 1) {
     fail(ErrorKind::kInvalidArgument, "rpc: threads must be >= 1, got ", options.threads);
@@ -77,18 +124,25 @@ SessionImpl::SessionImpl(const SessionOptions& options)
   made.handlers = exported_handlers();
   made.enter_handler = &clean_thread_state;
   made.user = this;
-  const Place place = find_place(options, deadline);
+  const Place place =
+      choose ? Place{nullptr, options.rank.value_or(0)} : find_place(options, deadline);
   made.rank = static_cast<agent::WorkerId>(place.rank);
   made.name = options.name.empty() ? concat("worker", place.rank) : options.name;
+  if (choose) choose(made);
   agent_ = std::make_unique<agent::Agent>(made);
   recordings_ = make_recordings(*this);
   refs_ = std::make_unique<rref::Refs>(*agent_);
-  agent_->meet(*place.store, place.size, deadline);
-  refs_->met(agent_->self().id);
-  for (const auto& worker : agent_->workers()) {
-    if (worker.id != agent_->self().id) refs_->met(worker.id);
+  membership_ =
+      agent::Membership::make(*agent_, [this](agent::WorkerId worker) { refs_->met(worker); });
+  if (choose) return;
+  if (options.members == Members::kComeAndGo) {
+    return membership_->join({place.store, place.served_here}, deadline);
   }
+  agent_->meet(*place.store, place.size, deadline);
+  met();
 }
+
+void SessionImpl::met() { membership_->begin(); }
 
 SessionImpl::~SessionImpl() {
   if (!agent_) return;
@@ -99,6 +153,11 @@ SessionImpl::~SessionImpl() {
 
 std::shared_ptr<SessionImpl> SessionImpl::make(const SessionOptions& options) {
   return {new SessionImpl(options), &SessionImpl::destroy};
+}
+
+std::shared_ptr<SessionImpl> SessionImpl::make_apart(const SessionOptions& options,
+                                                     const Choose& choose) {
+  return {new SessionImpl(options, choose), &SessionImpl::destroy};
 }
 
 void SessionImpl::destroy(SessionImpl* session) noexcept {
@@ -129,7 +188,15 @@ std::shared_ptr<SessionImpl> SessionImpl::of(const agent::Request& request) {
 bool SessionImpl::allows(const std::string& op) const { return operators_.contains(op); }
 
 std::uint32_t find_worker(SessionImpl& session, const To& to) {
-  return to.rank() ? session.agent().worker(*to.rank()).id : session.agent().worker(to.name()).id;
+  agent::Agent& agent = session.agent();
+  if (session.membership().is_dynamic()) [[unlikely]] {
+    // It may have come a moment ago, or again.
+    const agent::Worker* const found = to.rank() ? nullptr : agent.find_worker(to.name());
+    const bool known = to.rank() ? *to.rank() < static_cast<std::int64_t>(agent.workers().size())
+                                 : found && !agent.is_lost(found->id);
+    if (!known) session.membership().refresh();
+  }
+  return to.rank() ? agent.worker(*to.rank()).id : agent.worker(to.name()).id;
 }
 
 }  // namespace detail
@@ -149,12 +216,11 @@ WorkerInfo Session::worker_info(const To& worker) const {
 }
 
 std::vector<WorkerInfo> Session::workers() const {
-  std::vector<WorkerInfo> all;
-  for (const auto& worker : impl_->agent().workers()) all.push_back(to_info(worker));
-  return all;
+  if (impl_->membership().is_dynamic()) return view().workers;
+  return to_infos(impl_->agent().workers());
 }
 
-int Session::size() const { return static_cast<int>(impl_->agent().workers().size()); }
+int Session::size() const { return static_cast<int>(workers().size()); }
 
 namespace {
 
@@ -162,7 +228,11 @@ std::vector<agent::WorkerId> find_all(detail::SessionImpl& session,
                                       const std::vector<std::string>& names) {
   std::vector<agent::WorkerId> ids;
   if (names.empty()) {
-    for (const auto& worker : session.agent().workers()) ids.push_back(worker.id);
+    for (const auto& worker : session.membership().is_dynamic()
+                                  ? session.membership().view().workers
+                                  : session.agent().workers()) {
+      ids.push_back(worker.id);
+    }
   }
   for (const auto& name : names) ids.push_back(session.agent().worker(name).id);
   // The same set, whatever order it is named in.
@@ -194,8 +264,45 @@ void Session::barrier(const std::vector<std::string>& names,
 
 void Session::shutdown(const ShutdownOptions& options) const {
   impl_->agent().require_home();
-  if (!options.graceful) return impl_->agent().abort();
-  impl_->agent().shutdown(deadline_of(checked("timeout", options.timeout)));
+  if (impl_->agent().is_shut_down()) return;
+  if (options.graceful) {
+    impl_->membership().check_leave();
+    impl_->agent().shutdown(deadline_of(checked("timeout", options.timeout)));
+    impl_->membership().leave();
+    return;
+  }
+  const auto leaks = options.ignore_leaks ? std::vector<std::string>() : impl_->refs().leaks();
+  impl_->agent().abort();
+  impl_->membership().leave();
+  if (leaks.empty()) return;
+  std::string text;
+  for (std::size_t i = 0; i < leaks.size() && i < 8; ++i) {
+    text += concat(i == 0 ? "" : "; ", leaks[i]);
+  }
+  if (leaks.size() > 8) text += concat("; ", leaks.size() - 8, " more");
+  fail(ErrorKind::kInvalidArgument, "Leaking RRef: the session of ", impl_->agent().self().name,
+       " has ended while others refer to its values: ", text);
+}
+
+View Session::view() const { return to_view(impl_->membership().view()); }
+
+View Session::on_change(std::function<void(const View&)> callback) const {
+  return to_view(impl_->membership().on_change(
+      [callback = std::move(callback)](const agent::View& view) { callback(to_view(view)); }));
+}
+
+void Session::on_lost(const To& worker,
+                      std::function<void(const WorkerInfo&, const Error&)> callback) const {
+  impl_->membership().on_lost(
+      detail::find_worker(*impl_, worker),
+      [callback = std::move(callback)](const agent::Worker& who, const Error& error) {
+        callback(to_info(who), error);
+      });
+}
+
+RRefInfo Session::rref_info() const {
+  const auto info = impl_->refs().debug_info();
+  return {info.num_owner_rrefs, info.num_pending_users, info.num_pending_futures, info.num_forks};
 }
 
 std::chrono::milliseconds Session::timeout() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -8,8 +9,8 @@
 #include "agent/agent.h"
 #include "convoy/rpc.h"
 #include "os/fork_guard.h"
-#include "rref/refs.h"
 #include "rpc/recording.h"
+#include "rref/refs.h"
 
 namespace convoy::rpc::detail {
 
@@ -18,6 +19,12 @@ namespace convoy::rpc::detail {
 class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
  public:
   static std::shared_ptr<SessionImpl> make(const SessionOptions& options);
+  // For tests: with an agent whose options `choose` changes (simulated endpoints). The caller
+  // admits the agents to each other, and calls met() then.
+  using Choose = std::function<void(agent::AgentOptions&)>;
+  static std::shared_ptr<SessionImpl> make_apart(const SessionOptions& options,
+                                                 const Choose& choose);
+  void met();
   SessionImpl(const SessionImpl&) = delete;
   SessionImpl& operator=(const SessionImpl&) = delete;
 
@@ -31,14 +38,14 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   static std::weak_ptr<SessionImpl> weak_of(const agent::Request& request);
 
  private:
-  explicit SessionImpl(const SessionOptions& options);
+  explicit SessionImpl(const SessionOptions& options, const Choose& choose = nullptr);
   ~SessionImpl();
   static void destroy(SessionImpl* session) noexcept;
 
   const HomeProcess home_;
   std::set<std::string, std::less<>> operators_;
   std::unique_ptr<Recordings> recordings_;  // handlers use it: it goes after the agent
-  std::unique_ptr<rref::Refs> refs_;  // likewise
+  std::unique_ptr<rref::Refs> refs_;        // likewise
   std::unique_ptr<agent::Agent> agent_;
 };
 
