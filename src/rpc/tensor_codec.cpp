@@ -97,6 +97,21 @@ void check_kind(const at::Tensor& tensor) {
   }
 }
 
+struct HeldPart {
+  std::shared_ptr<const void> hold;
+};
+void drop_held_part(void* part) { delete static_cast<HeldPart*>(part); }
+
+// The memory goes with the tensor: not what is somebody's (from_blob without a deleter).
+bool keeps_memory(const c10::Storage& storage) {
+  return storage.data_ptr().get_context() != nullptr;
+}
+// And nobody else knows it: it was allocated for a tensor, or came with a message.
+bool owns_memory(const c10::Storage& storage) {
+  return keeps_memory(storage) &&
+         (storage.allocator() != nullptr || storage.data_ptr().get_deleter() == &drop_held_part);
+}
+
 std::uint8_t flags_of(const at::Tensor& tensor) {
   std::uint8_t flags = 0;
   if (tensor.requires_grad()) flags |= TensorHead::kRequiresGrad;
@@ -114,9 +129,13 @@ std::vector<transport::Piece> pieces_of(const TensorsOut& tensors, std::vector<a
     if (plan.piece == 0) continue;
     // A result that others can reach may be written by them while it is under way.
     // (The plan itself refers to it, too.)
-    const bool own = plan.tensor.use_count() == 2 && plan.tensor.storage().use_count() == 1;
-    const bool stays = tensors.mode() == TensorMode::kStay ||
-                       (tensors.mode() == TensorMode::kResult && (own || plan.private_copy));
+    const c10::Storage& storage = plan.tensor.storage();
+    const bool own =
+        plan.tensor.use_count() == 2 && storage.use_count() == 1 && owns_memory(storage);
+    // It may be read after the call was given up.
+    const bool stays = plan.private_copy ||
+                       (tensors.mode() == TensorMode::kStay && keeps_memory(storage)) ||
+                       (tensors.mode() == TensorMode::kResult && own);
     if (stays) kept.push_back(plan.tensor);
     pieces.push_back({{static_cast<const std::byte*>(plan.data), plan.bytes}, stays});
   }
@@ -333,10 +352,6 @@ std::byte* TensorsOut::write_next(std::byte* to, std::byte* end) {
 
 namespace {
 
-struct HeldPart {
-  std::shared_ptr<const void> hold;
-};
-
 // So many bytes of a message as memory that a tensor owns.
 class TensorBytes {
  public:
@@ -361,8 +376,7 @@ class TensorBytes {
     }
     auto* const data = const_cast<std::byte*>(bytes_.data());
     auto* const held = new HeldPart{std::move(part_->hold)};
-    return {data, held, [](void* context) { delete static_cast<HeldPart*>(context); },
-            c10::Device(c10::DeviceType::CPU)};
+    return {data, held, &drop_held_part, c10::Device(c10::DeviceType::CPU)};
   }
 
   std::span<const std::byte> bytes_;
