@@ -32,8 +32,8 @@
 #include "convoy/init.h"
 #include "convoy/optimizer_in_backward.h"
 #include "convoy/sharded_optimizer.h"
-#include "ddp/optimizer_kernels.h"
 #include "models.h"
+#include "optim/optimizer_kernels.h"
 
 namespace bench {
 namespace {

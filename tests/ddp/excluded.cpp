@@ -10,7 +10,7 @@
 #include "base/concat.h"
 #include "convoy/sharded_optimizer.h"
 #include "convoy/window.h"
-#include "ddp/shard_support.h"
+#include "optim/shard_support.h"
 
 namespace convoy::test {
 namespace {

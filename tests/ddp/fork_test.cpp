@@ -2,7 +2,7 @@
 // gradients, parameters or optimizer, which lie in memory that both of them have.
 #include <sstream>
 
-#include "ddp/shard_support.h"
+#include "optim/shard_support.h"
 #include "support/forked.h"
 
 namespace convoy::test {

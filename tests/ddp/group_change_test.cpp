@@ -10,8 +10,8 @@
 #include "convoy/optimizer_in_backward.h"
 #include "convoy/sharded_optimizer.h"
 #include "ddp/hook_state.h"
-#include "ddp/shard_layout.h"
 #include "ddp/support.h"
+#include "optim/shard_layout.h"
 
 namespace convoy::test {
 namespace {

@@ -14,7 +14,7 @@
 #include "ddp/agreement.h"
 #include "ddp/hook_state.h"
 #include "ddp/join_context.h"
-#include "ddp/sharded_optimizer_impl.h"
+#include "optim/sharded_optimizer_impl.h"
 
 namespace convoy {
 namespace {

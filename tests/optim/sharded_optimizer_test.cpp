@@ -4,9 +4,9 @@
 
 #include "convoy/hooks.h"
 #include "convoy/optimizer_in_backward.h"
-#include "ddp/shard_layout.h"
-#include "ddp/shard_support.h"
 #include "group/fake_backend.h"
+#include "optim/shard_layout.h"
+#include "optim/shard_support.h"
 
 namespace convoy::test {
 namespace {

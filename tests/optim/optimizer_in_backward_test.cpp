@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "convoy/optimizer_in_backward.h"
-#include "ddp/optimizer_kernels.h"
 #include "ddp/support.h"
+#include "optim/optimizer_kernels.h"
 
 namespace convoy::test {
 namespace {

@@ -15,7 +15,7 @@
 #include "convoy/backend.h"
 #include "ddp/agreement.h"
 #include "ddp/reduce_bucket.h"
-#include "ddp/sharded_optimizer_impl.h"
+#include "optim/sharded_optimizer_impl.h"
 #include "tensor/memory.h"
 #include "transport/shm/fabric.h"
 

@@ -14,8 +14,8 @@
 #include "base/error.h"
 #include "ddp/agreement.h"
 #include "ddp/hook_state.h"
-#include "ddp/optimizer_rule.h"
 #include "ddp/reducer_impl.h"
+#include "optim/optimizer_rule.h"
 
 namespace convoy {
 namespace {

@@ -11,8 +11,8 @@
 #include "convoy/sharded_optimizer.h"
 #include "ddp/peer_memory.h"
 #include "ddp/reducer_impl.h"
-#include "ddp/shard_layout.h"
 #include "ddp/shard_port.h"
+#include "optim/shard_layout.h"
 #include "os/fork_guard.h"
 #include "transport/shm/arena.h"
 

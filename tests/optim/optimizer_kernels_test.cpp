@@ -1,5 +1,5 @@
 // Steps of optimizers over plain memory, and what is left of one whose process is killed.
-#include "ddp/optimizer_kernels.h"
+#include "optim/optimizer_kernels.h"
 
 #include <signal.h>
 
@@ -9,9 +9,9 @@
 #include <random>
 #include <thread>
 
-#include "ddp/commit_word.h"
-#include "ddp/optimizer_rule.h"
 #include "ddp/support.h"
+#include "optim/commit_word.h"
+#include "optim/optimizer_rule.h"
 #include "support/segment_address.h"
 
 namespace convoy::test {

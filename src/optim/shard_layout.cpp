@@ -1,4 +1,4 @@
-#include "ddp/shard_layout.h"
+#include "optim/shard_layout.h"
 
 #include <algorithm>
 

@@ -17,7 +17,7 @@
 #include "coll/kernels.h"
 #include "ddp/agreement.h"
 #include "ddp/reduce_bucket.h"
-#include "ddp/sharded_optimizer_impl.h"
+#include "optim/sharded_optimizer_impl.h"
 
 namespace convoy {
 namespace {

@@ -1,11 +1,11 @@
-#include "ddp/optimizer_kernels.h"
+#include "optim/optimizer_kernels.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 
-#include "ddp/commit_word.h"
+#include "optim/commit_word.h"
 
 // Compiled with -O3 and without contraction: see CMakeLists.txt. The loops are plain, so that the
 // compiler makes vectors of them; of two versions the CPU takes the one that it can run. Both give

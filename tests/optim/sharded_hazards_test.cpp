@@ -3,8 +3,8 @@
 #include <condition_variable>
 
 #include "convoy/optimizer_in_backward.h"
-#include "ddp/shard_support.h"
 #include "group/fake_backend.h"
+#include "optim/shard_support.h"
 
 namespace convoy::test {
 namespace {

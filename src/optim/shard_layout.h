@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/commit_word.h"
-#include "ddp/optimizer_rule.h"
+#include "optim/commit_word.h"
+#include "optim/optimizer_rule.h"
 
 namespace convoy {
 

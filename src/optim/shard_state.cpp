@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "convoy/allocator.h"
 #include "ddp/hook_state.h"
-#include "ddp/sharded_optimizer_impl.h"
+#include "optim/sharded_optimizer_impl.h"
 
 namespace convoy {
 namespace {

@@ -1,4 +1,4 @@
-#include "ddp/optimizer_rule.h"
+#include "optim/optimizer_rule.h"
 
 #include <string_view>
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "convoy/optimizer_in_backward.h"
-#include "ddp/optimizer_kernels.h"
+#include "optim/optimizer_kernels.h"
 
 namespace convoy {
 
