@@ -65,6 +65,31 @@ class To {
   std::optional<std::int64_t> rank_;
 };
 
+// Whether the workers of a session are known from the beginning.
+enum class Members {
+  kFixed,  // all of them make their sessions, and shut them down, together
+  kComeAndGo,
+};
+
+// Who is in a session. Views are numbered; where workers come and go, all workers see the same
+// ones.
+struct View {
+  std::uint64_t version = 0;
+  std::vector<WorkerInfo> workers = {};  // by rank
+  // What is new since the version before.
+  std::vector<WorkerInfo> joined = {};
+  std::vector<WorkerInfo> left = {};
+  std::vector<WorkerInfo> failed = {};
+};
+
+// How many references there are, by PyTorch's names.
+struct RRefInfo {
+  std::uint64_t num_owner_rrefs = 0;      // values here that others may refer to
+  std::uint64_t num_pending_users = 0;    // references here that their owners have not confirmed
+  std::uint64_t num_pending_futures = 0;  // that wait for a value here
+  std::uint64_t num_forks = 0;            // references of others to values here
+};
+
 // What a caller does that has too much under way to one worker.
 enum class WhenFull {
   kWait,   // until there is room, at most until the call's deadline
@@ -78,6 +103,9 @@ struct SessionOptions {
   std::optional<int> size = {};
   // Meet through this instead: `rank` and `size` must be given.
   std::shared_ptr<Store> store = nullptr;
+  // kComeAndGo: joins whoever is there; a worker that comes back has a new rank. `size` is not
+  // used, `rank` only to find who serves a tcp:// store.
+  Members members = Members::kFixed;
   // Of calls that do not say their own; 0: never.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   std::chrono::milliseconds start_timeout = Store::kDefaultTimeout;  // of meeting
@@ -102,9 +130,13 @@ struct CallOptions {
 };
 
 struct ShutdownOptions {
-  // Waits until no worker has calls under way; all workers must call shutdown(). Without it, calls
-  // under way end with kCancelled.
+  // Waits until no worker has calls under way; all workers must call shutdown(). References end: of
+  // no value is one left. Without it, calls under way end with kCancelled. Where workers come and
+  // go, this worker leaves when it has no calls under way, and nobody refers to values here.
   bool graceful = true;
+  // Without `graceful`: others may still refer to values here. Otherwise that is kInvalidArgument
+  // ("Leaking RRef"), thrown when the session has ended.
+  bool ignore_leaks = false;
   // kTimeout, with who is waited for; the session is still open then. 0: never.
   std::chrono::milliseconds timeout = Store::kDefaultTimeout;
 };
@@ -153,6 +185,15 @@ class Session {
   std::vector<WorkerInfo> workers() const;  // by rank
   int size() const;
 
+  View view() const;
+  // Calls it for each view from now on, one after the other, on the session's threads. The view
+  // before the first of them.
+  View on_change(std::function<void(const View&)> callback) const;
+  // Calls it once, on the session's threads, when that worker has left or is lost; soon, if it is
+  // so already. Not when this session ends.
+  void on_lost(const To& worker,
+               std::function<void(const WorkerInfo&, const Error&)> callback) const;
+
   // What each of these workers (all, by default) gives, by name. Each of them calls it. kTimeout
   // names those who did not come. `timeout` 0: the session's.
   template <class T>
@@ -167,6 +208,7 @@ class Session {
   // Of calls that are made from now on.
   void set_timeout(std::chrono::milliseconds timeout) const;
   Stats stats() const;
+  RRefInfo rref_info() const;
 
   // For other layers of this library.
   const std::shared_ptr<detail::SessionImpl>& impl() const { return impl_; }

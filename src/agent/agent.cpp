@@ -136,8 +136,7 @@ void Agent::hear_early() {
   for (const EarlyHello& hello : early) hear_hello(*hello.remote, hello.head, hello.table);
 }
 
-void Agent::enter(const Id& session, WorkerId self, std::span<const Member> members,
-                  std::span<const WorkerId> gone) {
+void Agent::enter(const Id& session, WorkerId self, std::span<const Member> members) {
   CONVOY_CHECK(!met_.load() && self < members.size());
   std::map<std::string, WorkerId, std::less<>> names;
   for (const Member& member : members) {
@@ -145,10 +144,6 @@ void Agent::enter(const Id& session, WorkerId self, std::span<const Member> memb
     const auto id = static_cast<WorkerId>(&member - members.data());
     names.insert_or_assign(member.name, id);
     peers_.push_back(std::make_unique<Peer>(Worker{member.name, id}, member.address));
-  }
-  for (const WorkerId id : gone) {
-    peers_[id]->lost = true;
-    peers_[id]->why = "it has gone";
   }
   options_.rank = self;
   grows_ = true;
@@ -235,6 +230,12 @@ bool Agent::is_lost(WorkerId worker) const {
   Peer& known = peer(worker);
   const std::scoped_lock lock(known.mutex);
   return known.lost || known.left;
+}
+
+bool Agent::has_left(WorkerId worker) const {
+  Peer& known = peer(worker);
+  const std::scoped_lock lock(known.mutex);
+  return known.left;
 }
 
 // --- connections ---

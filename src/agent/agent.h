@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "agent/call.h"
-#include "agent/companion.h"
 #include "agent/call_record.h"
+#include "agent/companion.h"
 #include "agent/executor.h"
 #include "agent/functions.h"
 #include "agent/line_limit.h"
@@ -101,10 +101,8 @@ class Agent final : private transport::Inbox {
   const transport::Address& address() const { return endpoint_->address(); }
   // The same without a store. By rank; this one included.
   void admit(const Id& session, std::span<const Member> members);
-  // The same for a session whose workers come and go (Membership): this one is worker `self`, and
-  // `gone` are there no more.
-  void enter(const Id& session, WorkerId self, std::span<const Member> members,
-             std::span<const WorkerId> gone);
+  // The same for a session whose workers come and go (Membership): this one is worker `self`.
+  void enter(const Id& session, WorkerId self, std::span<const Member> members);
   // One more, whose number is the next. One thread at a time.
   void admit_more(const Member& member);
   // It has left (no error), or was lost by another worker.
@@ -123,6 +121,7 @@ class Agent final : private transport::Inbox {
   const Worker& worker(std::int64_t rank) const;
   std::vector<Worker> workers() const;
   bool is_lost(WorkerId worker) const;
+  bool has_left(WorkerId worker) const;  // by itself
   void* user() const { return options_.user; }
 
   // --- calls ---
@@ -281,6 +280,7 @@ class Agent final : private transport::Inbox {
   bool is_idle();
   bool settle(const Deadline& deadline);
   void hear_gather(Peer& peer, transport::Arrival& arrival);
+  std::string together(const char* what, std::size_t workers) const;
   void hear_gather_ask(Peer& peer, const transport::Arrival& arrival);
   void send_value(Peer& peer, const GatherHead& head, std::string_view value);
   void ask_for_value(Peer& peer, const GatherHead& head) noexcept;

@@ -120,6 +120,11 @@ void Agent::ask_for_value(Peer& peer, const GatherHead& head) noexcept {
   }
 }
 
+// What the flight record calls it.
+std::string Agent::together(const char* what, std::size_t workers) const {
+  return workers == peers_.size() ? what : concat(what, " of ", workers, " workers");
+}
+
 std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<const WorkerId> who,
                                            const Deadline& deadline) {
   require_home();
@@ -132,6 +137,7 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
     fail(ErrorKind::kInvalidArgument, "all_gather: ", options_.name,
          " must be one of those who take part, and each of them once");
   }
+  const CallRecord::Together note(record_, together("all_gather", sorted.size()));
   // What may fail comes first: what has not begun here counts for nobody.
   for (const WorkerId id : sorted) {
     Peer& other = peer(id);
@@ -208,6 +214,7 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
 }
 
 void Agent::barrier(std::span<const WorkerId> who, const Deadline& deadline) {
+  const CallRecord::Together note(record_, together("barrier", who.size()));
   all_gather({}, who, deadline);
 }
 
@@ -267,6 +274,7 @@ bool Agent::settle(const Deadline& deadline) {
       fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ", text);
     }
     if (closed_.load()) return false;
+    if (grows_) return true;  // the others go on
     std::string mine;
     WireWriter writer(mine);
     std::uint64_t taken = taken_.load();
@@ -302,6 +310,7 @@ void Agent::shutdown(const Deadline& deadline) {
     fail(ErrorKind::kInvalidArgument, options_.name,
          ": shutdown cannot be called in a handler: it waits for all of them");
   }
+  const CallRecord::Together note(record_, "shutdown");
   draining_.store(true);
   // If it throws, the session goes on.
   struct Undo {

@@ -20,6 +20,7 @@
 #include "convoy/c10d_store.h"
 #include "group/job_socket.h"
 #include "group/launch_environment.h"
+#include "group/open_store.h"
 #include "group/rendezvous_url.h"
 #include "group/tcp_store.h"
 #include "os/fork_guard.h"
@@ -258,7 +259,53 @@ LaunchEnvironment read_self(const std::string& method, const GivenRank& given) {
   return self;
 }
 
+// A file that no number of ranks removes.
+constexpr int kOpenFile = -1;
+
+OpenStore open_tcp(const Endpoint& endpoint, std::optional<int> rank, bool served_by_launcher,
+                   const Deadline& deadline) {
+  if (!rank) {
+    fail(ErrorKind::kInvalidArgument, "rendezvous at tcp://", to_string(endpoint),
+         ": the rank is missing: rank 0 serves the store");
+  }
+  const bool serve = *rank == 0 && !served_by_launcher;
+  return {serve ? serve_tcp_store(endpoint, deadline) : connect_tcp_store(endpoint, deadline), rank,
+          serve};
+}
+
+OpenStore open_by_environment(const GivenRank& given, const Deadline& deadline) {
+  const auto launcher = launcher_store();
+  const Variables variables = current_variables();
+  const auto self = read_launch_environment(variables, given, launcher != nullptr);
+  const auto rank =
+      self.launcher == "none" && !given.rank ? std::nullopt : std::optional<int>(self.rank);
+  switch (meeting_place(self, variables)) {
+    case MeetingPlace::kAlone: return {make_local_store(), rank};
+    case MeetingPlace::kLauncherStore: return {launcher, rank};
+    case MeetingPlace::kTcp:
+      return open_tcp(*read_master(variables), rank, self.agent_store, deadline);
+    case MeetingPlace::kJobSocket: break;
+  }
+  fail(ErrorKind::kUnsupported, "rendezvous: ", self.launcher,
+       " has no store that is there before all ranks are; name one: method \"file:///path\", or set "
+       "MASTER_ADDR and MASTER_PORT");
+}
+
 }  // namespace
+
+OpenStore open_store(const RendezvousOptions& options) {
+  const auto deadline = Deadline::after(options.timeout);
+  const auto url = parse_rendezvous_url(options.method);
+  const GivenRank given = {options.rank ? options.rank : url.given.rank,
+                           options.size ? options.size : url.given.size};
+  switch (url.scheme) {
+    case RendezvousUrl::Scheme::kEnvironment: return open_by_environment(given, deadline);
+    case RendezvousUrl::Scheme::kTcp: return open_tcp(url.endpoint, given.rank, false, deadline);
+    case RendezvousUrl::Scheme::kFile:
+      return {open_file(url.path, kOpenFile, options.timeout), given.rank};
+  }
+  fail(ErrorKind::kInternal, "rendezvous: unknown scheme");
+}
 
 Meeting rendezvous(const RendezvousOptions& options) {
   const auto deadline = Deadline::after(options.timeout);

@@ -136,7 +136,8 @@ SessionImpl::SessionImpl(const SessionOptions& options, const Choose& choose)
       agent::Membership::make(*agent_, [this](agent::WorkerId worker) { refs_->met(worker); });
   if (choose) return;
   if (options.members == Members::kComeAndGo) {
-    return membership_->join({place.store, place.served_here}, deadline);
+    membership_->join({place.store, place.served_here}, deadline);
+    return;
   }
   agent_->meet(*place.store, place.size, deadline);
   met();

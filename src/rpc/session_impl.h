@@ -7,6 +7,7 @@
 #include <string>
 
 #include "agent/agent.h"
+#include "agent/membership.h"
 #include "convoy/rpc.h"
 #include "os/fork_guard.h"
 #include "rpc/recording.h"
@@ -30,6 +31,7 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
 
   agent::Agent& agent() { return *agent_; }
   rref::Refs& refs() { return *refs_; }
+  agent::Membership& membership() { return *membership_; }
   // Of distributed autograd; nullptr without it.
   Recordings* recordings() const { return recordings_.get(); }
   bool allows(const std::string& op) const;
@@ -46,6 +48,7 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   std::set<std::string, std::less<>> operators_;
   std::unique_ptr<Recordings> recordings_;  // handlers use it: it goes after the agent
   std::unique_ptr<rref::Refs> refs_;        // likewise
+  std::shared_ptr<agent::Membership> membership_;
   std::unique_ptr<agent::Agent> agent_;
 };
 

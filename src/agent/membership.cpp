@@ -1,0 +1,361 @@
+#include "agent/membership.h"
+
+#include <algorithm>
+
+#include "agent/letters.h"
+#include "base/concat.h"
+#include "base/error.h"
+#include "base/id.h"
+#include "base/log.h"
+#include "base/wire.h"
+
+namespace convoy::agent {
+namespace {
+
+constexpr transport::LetterKind kViewLetter = kFirstOtherLetter + 16;
+
+std::string event_key(std::uint64_t version) { return concat("event/", version); }
+
+}  // namespace
+
+std::shared_ptr<Membership> Membership::make(Agent& agent, std::function<void(WorkerId)> met) {
+  std::shared_ptr<Membership> made(new Membership(agent, std::move(met)));
+  Membership* const self = made.get();  // the agent ends first
+  agent.on_letter(kViewLetter, [self](const Worker&, std::span<const std::byte> body,
+                                      std::vector<Part>&&) { self->hear(body); });
+  agent.on_stranger([self] { self->agent_.post([self] { self->refresh(); }); });
+  agent.accompany(made);
+  return made;
+}
+
+// --- the log ---
+
+std::string Membership::encode(const Event& event) {
+  std::string text;
+  WireWriter writer(text);
+  writer.put(static_cast<std::uint8_t>(event.kind));
+  writer.put<std::uint32_t>(event.worker);
+  writer.put_sized<std::uint16_t>(event.member.name);
+  writer.put_sized<std::uint32_t>(event.kind == Kind::kJoined ? event.member.address.encode() : "");
+  return text;
+}
+
+Membership::Event Membership::decode(std::string_view text) {
+  WireReader reader(text, "change of a session's workers");
+  Event event;
+  const auto kind = reader.take<std::uint8_t>();
+  if (kind < 1 || kind > 3) fail(ErrorKind::kInvalidArgument, "a change of unknown kind ", kind);
+  event.kind = static_cast<Kind>(kind);
+  event.worker = reader.take<std::uint32_t>();
+  event.member.name = reader.take_sized<std::uint16_t>();
+  const std::string address(reader.take_sized<std::uint32_t>());
+  if (event.kind == Kind::kJoined) event.member.address = transport::Address::decode(address);
+  reader.end();
+  return event;
+}
+
+void Membership::read_log() {
+  for (;;) {
+    const std::uint64_t next = state_.lock()->version + 1;
+    const auto text = place_.store->try_get(event_key(next));
+    if (!text) return;
+    apply(decode(*text), agent_.has_met());
+  }
+}
+
+// Under order_. The view shows a worker that can be called.
+void Membership::apply(const Event& event, bool admits) {
+  if (event.kind == Kind::kJoined && admits) {
+    agent_.admit_more(event.member);
+    met_(static_cast<WorkerId>(state_.lock()->known.size()));
+  }
+  std::optional<Worker> dismissed;
+  {
+    auto state = state_.lock();
+    ++state->version;
+    View view;
+    if (event.kind == Kind::kJoined) {
+      const Worker worker{event.member.name, static_cast<WorkerId>(state->known.size())};
+      state->known.push_back({worker, event.member.address});
+      view.joined.push_back(worker);
+    } else if (event.worker < state->known.size() && !state->known[event.worker].gone) {
+      Known& known = state->known[event.worker];
+      known.gone = event.kind;
+      (event.kind == Kind::kLeft ? view.left : view.failed).push_back(known.worker);
+      dismissed = known.worker;
+    }
+    publish(*state, std::move(view));
+  }
+  if (!dismissed || !agent_.has_met()) return;
+  if (dismissed->id == agent_.self().id) {
+    // The others do not hear this worker any more.
+    if (!agent_.is_shut_down() && event.kind == Kind::kFailed) {
+      log_error("rpc, ", dismissed->name, ": another worker has lost this one; the session ends");
+      agent_.abort();
+    }
+    return;
+  }
+  agent_.dismiss(dismissed->id,
+                 event.kind == Kind::kLeft
+                     ? std::nullopt
+                     : std::optional(Error(ErrorKind::kPeerLost, "another worker has lost it")));
+}
+
+// Under order_. False: another event was there first.
+bool Membership::append(const Event& event) {
+  const std::string text = encode(event);
+  const std::uint64_t next = state_.lock()->version + 1;
+  if (place_.store->compare_set(event_key(next), "", text) != text) return false;
+  apply(event, agent_.has_met());
+  return true;
+}
+
+void Membership::tell_others(const Event& event) {
+  const View now = view();
+  std::string body;
+  WireWriter writer(body);
+  writer.put<std::uint64_t>(now.version);
+  body += encode(event);
+  const WorkerId self = agent_.self().id;
+  for (const Worker& worker : now.workers) {
+    if (worker.id == self) continue;
+    try {
+      agent_.send_letter(worker.id, kViewLetter, {.body = std::as_bytes(std::span(body))});
+    } catch (const Error& error) {
+      log_warn("rpc, ", agent_.self().name, ": ", worker.name,
+               " cannot be told who is there: ", error.what());
+    }
+  }
+}
+
+void Membership::hear(std::span<const std::byte> body) {
+  WireReader reader(std::string_view(reinterpret_cast<const char*>(body.data()), body.size()),
+                    "change of a session's workers");
+  const auto version = reader.take<std::uint64_t>();
+  const Event event = decode(reader.take(reader.left()));
+  if (!is_dynamic()) fail(ErrorKind::kInvalidArgument, "the workers of this session do not change");
+  agent_.post([this, version, event] {
+    {
+      const std::scoped_lock lock(order_);
+      if (version == state_.lock()->version + 1) return apply(event, true);
+    }
+    refresh();
+  });
+}
+
+void Membership::refresh() noexcept try {
+  if (!is_dynamic()) return;
+  const std::scoped_lock lock(order_);
+  if (store_lost_.empty()) read_log();
+} catch (const Error& error) {
+  const std::scoped_lock lock(order_);
+  if (error.kind() == ErrorKind::kPeerLost) store_lost_ = error.what();
+  log_warn("rpc: who is in the session cannot be read: ", error.what());
+} catch (const std::exception& error) {
+  log_warn("rpc: who is in the session cannot be read: ", error.what());
+}
+
+// --- coming and going ---
+
+void Membership::begin() {
+  const WorkerId self = agent_.self().id;
+  met_(self);
+  for (const Worker& worker : agent_.workers()) {
+    if (worker.id != self) met_(worker.id);
+  }
+  auto state = state_.lock();
+  for (const Worker& worker : agent_.workers()) state->known.push_back({worker, {}});
+  state->version = 1;
+}
+
+// Under order_. Whoever had it and is dead is so for all from now on.
+void Membership::require_free_name(const std::string& name) {
+  std::vector<Known> same;
+  for (const Known& known : state_.lock()->known) {
+    if (known.worker.name == name && !known.gone) same.push_back(known);
+  }
+  for (const Known& known : same) {
+    if (agent_.answers(known.address)) {
+      fail(ErrorKind::kInvalidArgument, "the name ", in_quotes(name), " is not unique: worker ",
+           known.worker.id, " has it, and is there");
+    }
+    append({.kind = Kind::kFailed, .worker = known.worker.id});
+  }
+}
+
+void Membership::join(const Place& place, const Deadline& deadline) {
+  place_ = place;
+  const Id session = Id::parse(place_.store->compare_set("session", "", Id::random().to_string()));
+  const Event event{.member = {agent_.name(), agent_.address()}};
+  for (;;) {
+    const std::scoped_lock lock(order_);
+    if (deadline.expired()) {
+      fail(ErrorKind::kTimeout, agent_.name(), " could not join within its time");
+    }
+    read_log();
+    require_free_name(event.member.name);
+    if (!append(event)) continue;
+    std::vector<Member> members;
+    std::vector<WorkerId> gone;
+    for (const Known& known : state_.lock()->known) {
+      if (known.gone) gone.push_back(known.worker.id);
+      members.push_back({known.worker.name, known.address});
+    }
+    const auto self = static_cast<WorkerId>(members.size() - 1);
+    agent_.enter(session, self, members);
+    met_(self);
+    for (WorkerId id = 0; id < self; ++id) met_(id);
+    for (const WorkerId id : gone) {
+      agent_.dismiss(id, Error(ErrorKind::kPeerLost, "it had gone before this worker came"));
+    }
+    break;
+  }
+  tell_others(event);
+}
+
+void Membership::check_leave() {
+  if (!is_dynamic() || !place_.served_here) return;
+  const View now = view();
+  if (now.workers.size() <= 1) return;
+  fail(ErrorKind::kInvalidArgument, agent_.self().name,
+       " serves the store by which workers come and go, and ", now.workers.size() - 1,
+       " others are still there: shut it down last; under `convoy run` and with file:// any worker "
+       "may leave");
+}
+
+void Membership::leave() noexcept {
+  if (is_dynamic()) report(agent_.self().id, Kind::kLeft);
+}
+
+// Writes it into the log, unless somebody has.
+void Membership::report(WorkerId worker, Kind kind) noexcept {
+  const Event event{.kind = kind, .worker = worker};
+  const auto present = [&] {
+    auto state = state_.lock();
+    return worker < state->known.size() && !state->known[worker].gone;
+  };
+  try {
+    const std::scoped_lock lock(order_);
+    try {
+      for (;;) {
+        if (store_lost_.empty()) read_log();
+        if (!present()) return;
+        if (!store_lost_.empty()) {
+          apply(event, true);  // as far as this worker knows
+          break;
+        }
+        if (append(event)) break;
+      }
+    } catch (const Error& error) {
+      log_warn("rpc: who has gone cannot be written down, and nobody can join any more: ",
+               error.what());
+      store_lost_ = error.what();
+      if (present()) apply(event, true);
+    }
+    tell_others(event);
+  } catch (const std::exception& error) {
+    log_warn("rpc: others cannot be told who has gone: ", error.what());
+  }
+}
+
+void Membership::gone(const Worker& worker, const std::string& why) noexcept try {
+  const Kind kind = agent_.has_left(worker.id) ? Kind::kLeft : Kind::kFailed;
+  const Error error(ErrorKind::kPeerLost, why);
+  std::vector<OnLost> listeners;
+  {
+    auto state = state_.lock();
+    if (worker.id >= state->known.size()) return;
+    Known& known = state->known[worker.id];
+    if (known.why) return;
+    known.why = error;
+    std::erase_if(state->lost_listeners, [&](auto& entry) {
+      if (entry.first != worker.id) return false;
+      listeners.push_back(std::move(entry.second));
+      return true;
+    });
+    if (!is_dynamic() && !known.gone) {
+      known.gone = kind;
+      ++state->version;
+      View view;
+      (kind == Kind::kLeft ? view.left : view.failed).push_back(worker);
+      publish(*state, std::move(view));
+    }
+  }
+  for (OnLost& listener : listeners) {
+    agent_.post([listener = std::move(listener), worker, error] { listener(worker, error); });
+  }
+  if (is_dynamic()) agent_.post([this, id = worker.id, kind] { report(id, kind); });
+} catch (const std::exception& error) {
+  log_warn("rpc: ", worker.name, " is gone, and not everybody hears of it: ", error.what());
+}
+
+// --- who wants to know ---
+
+View Membership::view_of(const State& state) {
+  View view{.version = state.version};
+  for (const Known& known : state.known) {
+    if (!known.gone) view.workers.push_back(known.worker);
+  }
+  return view;
+}
+
+View Membership::view() { return view_of(*state_.lock()); }
+
+// `view` has what changed. The state is locked.
+void Membership::publish(State& state, View view) {
+  if (state.listeners.empty()) return;
+  View now = view_of(state);
+  now.joined = std::move(view.joined);
+  now.left = std::move(view.left);
+  now.failed = std::move(view.failed);
+  state.untold.push_back(std::move(now));
+  if (std::exchange(state.telling, true)) return;
+  agent_.post([this] { tell_listeners(); });
+}
+
+void Membership::tell_listeners() {
+  for (;;) {
+    std::vector<OnChange> listeners;
+    View view;
+    {
+      auto state = state_.lock();
+      if (state->untold.empty()) {
+        state->telling = false;
+        return;
+      }
+      view = std::move(state->untold.front());
+      state->untold.pop_front();
+      listeners = state->listeners;
+    }
+    for (const OnChange& listener : listeners) listener(view);
+  }
+}
+
+View Membership::on_change(OnChange listener) {
+  auto state = state_.lock();
+  state->listeners.push_back(std::move(listener));
+  return view_of(*state);
+}
+
+void Membership::on_lost(WorkerId worker, OnLost listener) {
+  Worker who;
+  Error error(ErrorKind::kPeerLost, "");
+  {
+    auto state = state_.lock();
+    if (worker >= state->known.size()) {
+      fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ", worker);
+    }
+    const Known& known = state->known[worker];
+    if (!known.why && !known.gone) {
+      state->lost_listeners.emplace_back(worker, std::move(listener));
+      return;
+    }
+    who = known.worker;
+    error = known.why.value_or(
+        Error(ErrorKind::kPeerLost,
+              concat(who.name, known.gone == Kind::kLeft ? " has left the session" : " is lost")));
+  }
+  agent_.post([listener = std::move(listener), who, error] { listener(who, error); });
+}
+
+}  // namespace convoy::agent

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/companion.h"
+#include "base/guarded.h"
+#include "convoy/deadline.h"
+#include "convoy/store.h"
+
+namespace convoy::agent {
+
+// Who is in a session, from one change to the next.
+struct View {
+  std::uint64_t version = 0;
+  std::vector<Worker> workers = {};  // by number
+  // What is new since the version before.
+  std::vector<Worker> joined = {};
+  std::vector<Worker> left = {};
+  std::vector<Worker> failed = {};
+};
+
+// Knows who is in a session, and tells who wants to know. Of a static session it counts those who
+// go. Of one whose workers come and go, all changes are a log in the store: "event/1", "event/2",
+// ..., of which each is written once. Its length is the version of the view; the number of a worker
+// is that of its joining among all joinings, so one that comes back under its name has another.
+// Whoever writes an event tells the others by a letter; who finds that it has missed one reads the
+// log. No thread waits at the store.
+//
+// Thread-safe. Made before its agent meets anybody; the agent ends first.
+class Membership final : public Companion {
+ public:
+  using OnChange = std::function<void(const View&)>;
+  using OnLost = std::function<void(const Worker&, const Error&)>;
+
+  // `met` is told of each worker, this one first, before it is in a view.
+  static std::shared_ptr<Membership> make(Agent& agent, std::function<void(WorkerId)> met);
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  // A static session: when the agent has met the others.
+  void begin();
+  // Becomes a worker of the session that the store's keys are of. kInvalidArgument for a name that
+  // somebody has who is still there; what the store throws.
+  struct Place {
+    std::shared_ptr<Store> store;
+    bool served_here = false;  // it goes with this process
+  };
+  void join(const Place& place, const Deadline& deadline);
+  bool is_dynamic() const { return place_.store != nullptr; }
+  // kInvalidArgument if this worker serves the store, and others are still there.
+  void check_leave();
+  // Writes down that this worker has gone.
+  void leave() noexcept;
+
+  View view();
+  // Called for each view from now on, one after the other, on threads of the agent's pool. The view
+  // before the first of them.
+  View on_change(OnChange listener);
+  // Called once, when the worker has left or failed; soon, if it has already.
+  void on_lost(WorkerId worker, OnLost listener);
+
+  // Reads what is new in the log. Nothing, if the store cannot be reached.
+  void refresh() noexcept;
+
+ private:
+  enum class Kind : std::uint8_t { kJoined = 1, kLeft = 2, kFailed = 3 };
+  struct Event {
+    Kind kind = Kind::kJoined;
+    WorkerId worker = 0;  // of those who go
+    Member member = {};   // of those who come
+  };
+  struct Known {
+    Worker worker;
+    transport::Address address;
+    std::optional<Kind> gone = {};
+    std::optional<Error> why = {};  // it is lost here
+  };
+  struct State {
+    std::uint64_t version = 0;
+    std::vector<Known> known;
+    std::vector<OnChange> listeners;
+    std::vector<std::pair<WorkerId, OnLost>> lost_listeners;
+    std::deque<View> untold;  // views that listeners have not seen
+    bool telling = false;     // somebody does
+  };
+
+  static std::string encode(const Event& event);
+  static Event decode(std::string_view text);
+  static View view_of(const State& state);
+
+  void read_log();  // under order_
+  void apply(const Event& event, bool admits);
+  bool append(const Event& event);
+  void tell_others(const Event& event);
+  void report(WorkerId worker, Kind kind) noexcept;
+  void hear(std::span<const std::byte> body);
+  void publish(State& state, View view);
+  void tell_listeners();
+  void require_free_name(const std::string& name);
+
+  Membership(Agent& agent, std::function<void(WorkerId)> met)
+      : agent_(agent), met_(std::move(met)) {}
+  // Companion.
+  void gone(const Worker& worker, const std::string& why) noexcept override;
+  bool idle() override { return true; }
+  std::uint64_t activity() override { return 0; }
+  std::vector<std::string> under_way() override { return {}; }
+  void finish() override {}
+  void closed() noexcept override {}
+
+  Agent& agent_;
+  const std::function<void(WorkerId)> met_;
+  Place place_;
+  std::mutex order_;  // of changes; taken before state_
+  std::string store_lost_;
+  Guarded<State> state_;
+};
+
+}  // namespace convoy::agent
