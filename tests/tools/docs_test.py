@@ -1,5 +1,6 @@
 """The docs say what is there: links lead somewhere, programs are those that are compiled."""
 import re
+import subprocess
 import unittest
 from pathlib import Path
 
@@ -33,6 +34,10 @@ class DocsTest(unittest.TestCase):
         for page in (ROOT / "docs").glob("*.md"):
             if page.name != "README.md":
                 self.assertIn(page.name, listed)
+
+    def test_pictures_are_what_their_texts_say(self):
+        done = subprocess.run([ROOT / "tools" / "pictures", "--check"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
 
     def test_targets_of_make_exist(self):
         targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
