@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "convoy/rpc.h"
+#include "convoy/rref.h"
 
 // Gradients across workers. While a context is there, calls that this thread makes are recorded,
 // and those that their handlers make; backward() then follows the gradients back through all of
@@ -98,6 +99,7 @@ class ContextState;
 class ContextRef {
  public:
   ContextId id() const;
+  rpc::Session session() const;  // kCancelled if it has ended
 
   // Computes the gradients of the roots, which are of this worker, with respect to all leaves that
   // they depend on, wherever these are, and adds them to what this context has there. Blocks. On
@@ -156,6 +158,10 @@ bool has_current();
 ContextRef current();  // kInvalidArgument if there is none
 // One that this worker has. kInvalidArgument.
 ContextRef find(const rpc::Session& session, ContextId id);
+
+// RRef::backward() with a context: a pass whose root is the value, run at its owner.
+void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
+                   const BackwardOptions& options = {});
 
 // Of this worker.
 struct Stats {

@@ -136,7 +136,7 @@ class ReferencesOut {
   ReferencesOut(const ReferencesOut&) = delete;
   ReferencesOut& operator=(const ReferencesOut&) = delete;
   ~ReferencesOut() {
-    if (!passed_.empty()) give_back();
+    if (!passed_.empty() && !released_) give_back();
   }
 
   // Lends it to the receiver; how many bytes it takes. Throws why it cannot be passed.
@@ -144,16 +144,20 @@ class ReferencesOut {
   void rewind() { next_ = 0; }
   const Passed& next() { return passed_.at(next_++); }
   bool empty() const { return passed_.empty(); }
-  // The message was sent: what becomes of them is known later.
-  std::vector<Passed> release() { return std::exchange(passed_, {}); }
+  // The message is sent: what becomes of them is known later. They may still have to be written.
+  std::vector<Passed> release() {
+    released_ = true;
+    return passed_;
+  }
   // It was not, after all.
-  void take_back(std::vector<Passed> passed) { passed_ = std::move(passed); }
+  void take_back() { released_ = false; }
 
  private:
   void give_back() noexcept;
 
   const MessagePeer* const to_;
   std::size_t next_ = 0;
+  bool released_ = false;
   std::vector<Passed> passed_;
   std::shared_ptr<SessionImpl> session_;
 };

@@ -27,6 +27,10 @@ namespace convoy::rpc {
 template <class T>
 class RRefTarget;
 
+namespace detail {
+[[noreturn]] void fail_backward_of_user(const RRefHandle& handle);
+}
+
 // A reference. Copies are the same; it may be an argument or a result of calls, and in containers
 // and structs of them. It may outlive its session, and does not keep it. Thread-safe.
 //
@@ -79,6 +83,20 @@ class RRef {
   }
   // The same with options: model.with({.timeout = 5s}).rpc_sync<&ModelImpl::forward>(x).
   RRefTarget<T> with(const CallOptions& options) const { return {handle_, options}; }
+
+  // Of a reference to a tensor. Without a context, at the owner: the tensor's own backward(). With
+  // one (convoy/autograd.h; BackwardOptions may follow): a distributed backward pass whose root is
+  // the tensor, run at its owner.
+  void backward() const {
+    static_assert(std::same_as<T, at::Tensor>, "RRef should contain a tensor for .backward()");
+    if (!is_owner()) detail::fail_backward_of_user(handle_);
+    local_value().backward();
+  }
+  template <class Context, class... Options>
+  void backward(const Context& context, const Options&... options) const {
+    static_assert(std::same_as<T, at::Tensor>, "RRef should contain a tensor for .backward()");
+    backward_from(context, *this, options...);
+  }
 
   // Called once, on the session's threads, when the owner has left or is lost, or when the session
   // ends; soon, if it is so already. Not if the reference goes before.

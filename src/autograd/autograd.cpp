@@ -40,6 +40,8 @@ ContextRef::ContextRef(std::shared_ptr<ContextState> state) : state_(std::move(s
 
 ContextId ContextRef::id() const { return state_->id(); }
 
+rpc::Session ContextRef::session() const { return rpc::Session(state_->registry().session()); }
+
 namespace {
 
 void require_open(const ContextState& state) {

@@ -385,7 +385,8 @@ void start_call(const CallStart& start, const Body& body) {
     session.agent().start(*slot, start.worker, start.key.id, message.outgoing(),
                           {.timeout = timeout_of(start.options), .flags = start.flags});
   } catch (...) {
-    if (passes) body.references->take_back(std::move(slot->passed));
+    if (passes) body.references->take_back();
+    slot->passed.clear();
     core.self_.reset();
     take_back(slot->lent);
     recorded.forget();

@@ -53,6 +53,11 @@ std::string describe(const RRefHandle& handle) {
   return concat("RRef ", rref::to_string(handle->ref.id()));
 }
 
+void fail_backward_of_user(const RRefHandle& handle) {
+  fail(ErrorKind::kInvalidArgument, "User RRefs require a context to be specified: backward() of ",
+       describe(handle), ", whose owner is ", owner_of(handle).name);
+}
+
 WorkerInfo owner_of(const RRefHandle& handle) {
   const RRefState& state = state_of(handle);
   const auto session = state.session.lock();

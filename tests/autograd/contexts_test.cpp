@@ -108,6 +108,23 @@ at::Tensor in_place(const at::Tensor& x) {
 CONVOY_RPC(in_place);
 at::Tensor embed(const at::Tensor& rows) { return rows * 2; }
 CONVOY_RPC(embed);
+at::Tensor sum_of(const at::Tensor& t) { return t.sum(); }
+CONVOY_RPC(sum_of);
+at::Tensor make_scalar() { return torch::ones({}).requires_grad_(true); }
+CONVOY_RPC(make_scalar);
+at::Tensor make_leaf() { return torch::full({3, 3}, 2.0).requires_grad_(true); }
+CONVOY_RPC(make_leaf);
+at::Tensor of_reference(const rpc::RRef<at::Tensor>& a, const at::Tensor& b) {
+  return a.to_here() * b;
+}
+CONVOY_RPC(of_reference);
+// At the owner, of its value.
+at::Tensor gradient_of(const rpc::RRef<at::Tensor>& a) {
+  const auto gradients = current().gradients();
+  const auto& leaf = a.local_value();
+  return gradients.contains(leaf) ? gradients.at(leaf).clone() : at::Tensor();
+}
+CONVOY_RPC(gradient_of);
 bool nested_context_throws() {
   try {
     const Context other(rpc::current().session());
@@ -613,6 +630,62 @@ TEST(AutogradTest, LocalBackwardIsRefused) {
     EXPECT_THROW(y.backward(), Error);
     context.backward({y});
     expect_close(context.gradients().at(x), 2 * x);
+  });
+}
+
+TEST(AutogradTest, References) {  // test_backward_rref, ..._multi, ..._nested
+  run_root(3, [](Session& session) {
+    const auto t2 = random_leaf();
+    for (const int owner : {0, 1}) {
+      for (const int caller : {0, 1, 2}) {
+        const Context context(session);
+        const auto reference = session.remote<make_leaf>(owner);
+        const auto loss = session.rpc_sync<of_reference>(caller, reference, t2).sum();
+        context.backward({loss});
+        expect_close(context.gradients().at(t2), torch::full({3, 3}, 2.0));
+        expect_close(session.rpc_sync<gradient_of>(owner, reference), t2);
+      }
+    }
+    // One that was made without a context, slow or not: test_thread_local_context_id
+    const auto before = session.remote<make_leaf>(1);
+    const Context context(session);
+    const auto remote = session.remote<of_reference>(2, before, t2);
+    const auto seen = before.to_here();  // S10: twice, one of them is not used
+    context.backward({(remote.to_here() * before.to_here()).sum()});
+    expect_close(context.gradients().at(t2), torch::full({3, 3}, 4.0));
+    expect_close(session.rpc_sync<gradient_of>(1, before), 4 * t2.detach());
+  });
+}
+
+TEST(AutogradTest, BackwardOfReferences) {  // test_owner_rref_backward, test_user_rref_backward
+  run_root(2, [](Session& session) {
+    const auto t = torch::ones({2}).requires_grad_(true);
+    const auto own = session.rref(t * t * 1);
+    const auto scalar = session.rref((t * t).sum());
+    scalar.backward();
+    expect_close(t.grad(), torch::full({2}, 2.0));
+    t.mutable_grad() = at::Tensor();
+    expect_error(ErrorKind::kInvalidArgument, "not a scalar", [&] {
+      const Context context(session);
+      own.backward(context);
+    });
+    EXPECT_ANY_THROW(session.rref(torch::rand({})).backward());
+    {
+      const Context context(session);
+      const auto sum = session.rref((t * t).sum());
+      sum.backward(context, BackwardOptions{.retain_graph = true});
+      expect_close(context.gradients().at(t), torch::full({2}, 2.0));
+      sum.backward(context);
+      expect_close(context.gradients().at(t), torch::full({2}, 4.0));
+    }
+    const auto elsewhere = session.remote<make_leaf>(1);
+    expect_error(ErrorKind::kInvalidArgument, "User RRefs require", [&] { elsewhere.backward(); });
+    const Context context(session);
+    const auto root = session.remote<sum_of>(1, t);
+    root.backward(context);
+    expect_close(context.gradients().at(t), torch::ones({2}));
+    expect_error(ErrorKind::kRemote, "does not have a valid gradient function",
+                 [&] { session.remote<make_scalar>(1).backward(context); });
   });
 }
 

@@ -1,0 +1,48 @@
+// Passes whose roots are references.
+#include "convoy/rref.h"
+
+#include "autograd/registry.h"
+#include "base/error.h"
+#include "convoy/autograd.h"
+
+namespace convoy::autograd {
+namespace {
+
+// How much longer the call to the owner may take than the pass there.
+constexpr std::chrono::seconds kCallMargin(30);
+
+}  // namespace
+
+namespace detail {
+
+// At the owner.
+void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context, bool fast,
+                           bool retain, std::int64_t timeout) {
+  BackwardOptions options;
+  options.mode = fast ? Mode::kFast : Mode::kSmart;
+  options.retain_graph = retain;
+  options.timeout = std::chrono::milliseconds(timeout);
+  find(rpc::current().session(), context).backward({root.local_value()}, options);
+}
+CONVOY_RPC(backward_of_reference);
+
+}  // namespace detail
+
+void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
+                   const BackwardOptions& options) {
+  if (root.is_owner()) return context.backward({root.local_value()}, options);
+  if (!options.gradients.empty() || options.create_graph) {
+    fail(ErrorKind::kUnsupported,
+         "autograd: backward() of a reference takes no gradients of its root, and makes no graph");
+  }
+  // The pass has its own deadline; the call only follows it.
+  rpc::CallOptions call;
+  call.timeout = options.timeout.count() == 0 ? options.timeout : options.timeout + kCallMargin;
+  const rpc::detail::RecorderScope not_recorded(nullptr);
+  context.session()
+      .to(root.owner(), call)
+      .rpc_sync<detail::backward_of_reference>(root, context.id(), options.mode == Mode::kFast,
+                                               options.retain_graph, options.timeout.count());
+}
+
+}  // namespace convoy::autograd

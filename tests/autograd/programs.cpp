@@ -1,0 +1,494 @@
+#include "programs.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "../agent/hooked_endpoint.h"
+#include "agent/agent.h"
+#include "base/concat.h"
+#include "base/random.h"
+#include "rpc/session_impl.h"
+#include "transport/simulation.h"
+
+namespace convoy::autograd::programs {
+
+using rpc::Session;
+using Tensors = std::vector<at::Tensor>;
+using namespace std::chrono_literals;
+
+// --- Parameters -------------------------------------------------------------------------------
+
+constexpr std::size_t kParameters = 3;
+
+struct Parameters {
+  std::mutex mutex;
+  std::uint64_t seed = UINT64_MAX;
+  std::map<int, Tensors> of_rank;
+  int hook_calls = 0;
+};
+Parameters& parameters() {
+  static Parameters all;
+  return all;
+}
+
+at::Tensor number_grid(Random& random) {
+  at::Tensor grid = torch::empty({2, 2}, torch::kDouble);
+  for (int i = 0; i < 4; ++i) {
+    grid.data_ptr<double>()[i] = 0.2 + static_cast<double>(random.below(1000)) / 1600;
+  }
+  return grid;
+}
+
+// Every process can make those of all workers.
+void prepare(std::uint64_t seed) {
+  auto& all = parameters();
+  const std::lock_guard lock(all.mutex);
+  if (all.seed == seed) return;
+  all.seed = seed;
+  all.of_rank.clear();
+  all.hook_calls = 0;
+  Random random(seed ^ 0x9a7a);
+  for (int rank = 0; rank < 4; ++rank) {
+    for (std::size_t i = 0; i < kParameters; ++i) {
+      all.of_rank[rank].push_back(number_grid(random).requires_grad_(true));
+    }
+    all.of_rank[rank][0].register_hook([](const at::Tensor& g) {
+      const std::lock_guard in_hook(parameters().mutex);
+      ++parameters().hook_calls;
+      return g * 2;
+    });
+  }
+}
+CONVOY_RPC(prepare);
+
+Tensors parameters_of(int rank) {
+  auto& all = parameters();
+  const std::lock_guard lock(all.mutex);
+  return all.of_rank.at(rank);
+}
+
+// What the context has of this worker's; undefined: nothing.
+Tensors gradients_of(ContextId id) {
+  const auto session = rpc::current().session();
+  const auto gradients = find(session, id).gradients();
+  Tensors result;
+  for (const auto& leaf : parameters_of(session.worker_info().rank)) {
+    result.push_back(gradients.contains(leaf) ? gradients.at(leaf).clone() : at::Tensor());
+  }
+  return result;
+}
+CONVOY_RPC(gradients_of);
+
+std::vector<std::uint64_t> left_over() {
+  const auto now = stats(rpc::current().session());
+  return {now.contexts, now.passes};
+}
+CONVOY_RPC(left_over);
+
+// --- Programs ---------------------------------------------------------------------------------
+
+// Differentiates inside its own backward.
+struct Cube : torch::autograd::Function<Cube> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x * x * x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& g) {
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    at::Tensor y;
+    {
+      const at::AutoGradMode enabled(true);
+      y = x * x * x;
+    }
+    y.backward(g[0]);
+    return {x.grad()};
+  }
+};
+
+void explode(const Tensors&) { throw std::runtime_error("as it should"); }
+CONVOY_RPC(explode);
+
+Tensors compute(std::uint64_t seed, int depth, int workers, const Tensors& inputs);
+
+// A part of a program on one worker; without a session, in one process.
+class Part {
+ public:
+  Part(int rank, const Session* session, std::uint64_t seed, int workers)
+      : rank_(rank), session_(session), random_(seed), workers_(workers) {}
+
+  Tensors run(int depth, const Tensors& inputs) {
+    pool_ = inputs;
+    for (const auto& leaf : parameters_of(rank_)) pool_.push_back(leaf);
+    pool_.push_back(number_grid(random_));
+    const std::uint64_t steps = 3 + random_.below(5);
+    for (std::uint64_t i = 0; i < steps; ++i) step(depth);
+    Tensors results;
+    const std::uint64_t count = 1 + random_.below(3);
+    for (std::uint64_t i = 0; i < count; ++i) results.push_back(pick());
+    return results;
+  }
+
+ private:
+  at::Tensor pick() { return pool_[random_.below(pool_.size())]; }
+
+  void step(int depth) {
+    const at::Tensor a = pick();
+    const at::Tensor b = pick();
+    switch (random_.below(12)) {
+      case 0: pool_.push_back((a + b) * 0.5); break;
+      case 1: pool_.push_back(a * b); break;
+      case 2: pool_.push_back(a.sin()); break;
+      case 3: pool_.push_back(a.t() * 0.5 + b * 0.25); break;
+      case 4: {
+        const auto rows = a.unbind(0);
+        pool_.push_back(torch::stack({rows[1], rows[0] * 0.5}));
+        break;
+      }
+      case 5: {  // in place, through views
+        at::Tensor y = a * 0.5;
+        y[0].mul_(1.5);
+        y.t()[1].add_(b[0] * 0.1);
+        pool_.push_back(y);
+        break;
+      }
+      case 6: pool_.push_back(Cube::apply(a)); break;
+      case 7: pool_.push_back(a.detach() * b); break;
+      default: call(depth); break;
+    }
+  }
+
+  void call(int depth) {
+    const int to = static_cast<int>(random_.below(static_cast<std::uint64_t>(workers_)));
+    const std::uint64_t seed = random_.next();
+    Tensors arguments;
+    const std::uint64_t count = 1 + random_.below(3);
+    for (std::uint64_t i = 0; i < count; ++i) arguments.push_back(pick());
+    const std::uint64_t how = random_.below(10);
+    if (depth == 0) return;
+    Tensors results;
+    if (how == 0) {  // nobody waits for it
+      if (session_) {
+        static_cast<void>(session_->rpc_async<compute>(to, seed, depth - 1, workers_, arguments));
+      }
+      return;
+    }
+    if (how == 1) {  // it fails
+      if (session_) {
+        EXPECT_THROW(session_->rpc_sync<explode>(to, arguments), rpc::RemoteError);
+      }
+      return;
+    }
+    if (!session_) {
+      results = Part(to, nullptr, seed, workers_).run(depth - 1, arguments);
+    } else if (how < 6) {
+      results = session_->rpc_sync<compute>(to, seed, depth - 1, workers_, arguments);
+    } else {
+      results = session_->rpc_async<compute>(to, seed, depth - 1, workers_, arguments).wait();
+    }
+    if (how == 2) return;  // nobody wants it
+    for (const auto& each : results) pool_.push_back(each);
+  }
+
+  const int rank_;
+  const Session* const session_;
+  Random random_;
+  const int workers_;
+  Tensors pool_;
+};
+
+Tensors compute(std::uint64_t seed, int depth, int workers, const Tensors& inputs) {
+  const auto session = rpc::current().session();
+  return Part(session.worker_info().rank, &session, seed, workers).run(depth, inputs);
+}
+CONVOY_RPC(compute);
+
+namespace {
+
+// Two losses of a program, with a session or in one process.
+struct Losses {
+  at::Tensor first;
+  at::Tensor second;
+};
+Losses run_program(const Session* session, std::uint64_t seed, int workers) {
+  const Tensors results = Part(0, session, seed, workers).run(3, {});
+  Losses losses{results.front().sum(), results.back().cos().sum()};
+  // Perhaps neither needs a gradient.
+  losses.first = losses.first + parameters_of(0)[1].sum() * 0.5;
+  losses.second = losses.second + parameters_of(0)[2].sum() * 0.5;
+  return losses;
+}
+
+void forget_gradients(int workers) {
+  for (int rank = 0; rank < workers; ++rank) {
+    for (const auto& leaf : parameters_of(rank)) leaf.mutable_grad() = at::Tensor();
+  }
+}
+Tensors all_grads(int workers) {
+  Tensors all;
+  for (int rank = 0; rank < workers; ++rank) {
+    for (const auto& leaf : parameters_of(rank)) {
+      all.push_back(leaf.grad().defined() ? leaf.grad().clone() : at::Tensor());
+    }
+  }
+  return all;
+}
+
+bool is_same(const at::Tensor& got, const at::Tensor& wanted) {
+  if (got.defined() != wanted.defined()) return false;
+  return !wanted.defined() || (got - wanted).abs().max().item<double>() < 1e-6;
+}
+
+// Of all workers that are there.
+void expect_gradients(const Session& session, ContextId id, const Tensors& wanted, int workers,
+                      int without = -1) {
+  for (int rank = 0; rank < workers; ++rank) {
+    if (rank == without) continue;
+    Tensors got(kParameters);
+    try {
+      got = session.rpc_sync<gradients_of>(rank, id);
+    } catch (const rpc::RemoteError& error) {
+      // No call went there: it has no such context.
+      EXPECT_NE(std::string(error.what()).find("Could not find autograd context"),
+                std::string::npos)
+          << error.what();
+    }
+    for (std::size_t i = 0; i < kParameters; ++i) {
+      const at::Tensor& want = wanted[static_cast<std::size_t>(rank) * kParameters + i];
+      EXPECT_TRUE(is_same(got[i], want)) << "worker " << rank << ", parameter " << i << ":\n"
+                                         << got[i] << "\n instead of\n"
+                                         << want;
+    }
+  }
+}
+
+int hook_calls() {
+  auto& all = parameters();
+  const std::lock_guard lock(all.mutex);
+  return std::exchange(all.hook_calls, 0);
+}
+
+}  // namespace
+
+void run_as_root(const Session& session, std::uint64_t first_seed, std::uint64_t count) {
+  const int workers = session.size();
+  for (std::uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    SCOPED_TRACE(concat("seed ", seed));
+    prepare(seed);
+    for (int rank = 1; rank < workers; ++rank) session.rpc_sync<prepare>(rank, seed);
+    const Context context(session);
+    const Losses losses = run_program(&session, seed, workers);
+    context.backward({losses.first}, {.retain_graph = true});
+    const Losses reference = run_program(nullptr, seed, workers);
+    forget_gradients(workers);
+    reference.first.backward({}, /*retain_graph=*/true);
+    expect_gradients(session, context.id(), all_grads(workers), workers);
+    context.backward({losses.second});
+    reference.second.backward();
+    expect_gradients(session, context.id(), all_grads(workers), workers);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+namespace {
+
+// --- A simulated world ------------------------------------------------------------------------
+
+class Simulated {
+ public:
+  Simulated(std::uint64_t seed, bool faulty)
+      : seed_(seed), faulty_(faulty), random_(seed), world_({.seed = seed}) {
+    workers_ = 2 + static_cast<int>(random_.below(3));
+    if (faulty) {
+      drop_ = chance(60'000);
+      duplicate_ = chance(200'000);
+      delay_ = chance(200'000);
+      if (random_.below(3) == 0) crashes_ = 1 + static_cast<int>(random_.below(workers_ - 1));
+    }
+  }
+
+  void run() {
+    SCOPED_TRACE(concat("seed ", seed_, faulty_ ? ", faulty" : ""));
+    prepare(UINT64_MAX);
+    prepare(seed_);
+    make_workers();
+    bool finished = false;
+    world_.start([&] {
+      use(*sessions_[0]);
+      finished = true;
+    });
+    world_.run([&] { return finished; }, 5'000'000);
+    EXPECT_TRUE(finished) << "the root waits for ever";
+    armed_ = false;
+    // What is left is told, or tried again.
+    const auto ended = [this] { return world_.running() == 0 && is_empty(); };
+    world_.run(ended, 2'000'000);
+    EXPECT_EQ(world_.running(), 0U) << "somebody waits for ever";
+    EXPECT_TRUE(is_empty()) << "contexts or passes are left";
+  }
+
+ private:
+  std::uint32_t chance(std::uint32_t most) {
+    return random_.below(2) == 0 ? 0 : static_cast<std::uint32_t>(random_.below(most));
+  }
+
+  bool is_empty() {
+    for (int rank = 0; rank < workers_; ++rank) {
+      if (rank == crashed_) continue;
+      const auto now = stats(*sessions_[static_cast<std::size_t>(rank)]);
+      if (now.contexts != 0 || now.passes != 0) return false;
+    }
+    return true;
+  }
+
+  void make_workers() {
+    std::vector<agent::Member> members;
+    for (int rank = 0; rank < workers_; ++rank) {
+      auto& hooks = *hooks_.emplace_back(std::make_unique<agent::test::Hooks>());
+      hooks.send = [this](transport::Remote& remote, const transport::Letter& letter) {
+        return disturb(remote, letter);
+      };
+      const auto impl = rpc::detail::SessionImpl::make_apart(
+          {.rank = rank, .threads = 1 + static_cast<int>(random_.below(3))},
+          [&](agent::AgentOptions& options) {
+            options.make_endpoint = [this, &hooks, name = options.name](transport::Inbox& inbox) {
+              return std::make_unique<agent::test::HookedEndpoint>(
+                  inbox, hooks, [&](transport::Inbox& inner) {
+                    auto endpoint = world_.join(inner, name);
+                    endpoints_.push_back(endpoint.get());
+                    return endpoint;
+                  });
+            };
+            options.start_thread = [this](std::function<void()> run) {
+              world_.start(std::move(run));
+            };
+          });
+      members.push_back({concat("worker", rank), impl->agent().address()});
+      sessions_.push_back(std::make_unique<Session>(impl));
+    }
+    const Id session = Id::random();
+    for (const auto& each : sessions_) {
+      each->impl()->agent().admit(session, members);
+      each->impl()->met();
+    }
+  }
+
+  // Faults, while they are armed.
+  std::optional<transport::SendResult> disturb(transport::Remote& remote,
+                                               const transport::Letter& letter) {
+    if (!armed_ || passing_) return std::nullopt;
+    if (random_.chance(drop_)) return transport::SendResult::kSent;
+    const bool twice = random_.chance(duplicate_);
+    const bool later = random_.chance(delay_);
+    if (!twice && !later) return std::nullopt;
+    const auto kept = std::make_shared<transport::KeptLetter>(letter);
+    world_.call_after(std::chrono::microseconds(random_.below(5000)), [this, kept, &remote] {
+      if (remote.lost()) return;
+      passing_ = true;
+      static_cast<void>(remote.try_send(kept->letter(), nullptr));
+      passing_ = false;
+    });
+    if (later) return transport::SendResult::kSent;
+    return std::nullopt;
+  }
+
+  void crash_later() {
+    if (crashes_ < 0) return;
+    world_.call_after(std::chrono::microseconds(random_.below(2000)), [this] {
+      crashed_ = crashes_;
+      world_.crash(*endpoints_[static_cast<std::size_t>(crashes_)]);
+    });
+  }
+
+  void use(const Session& session) {
+    const Context context(session);
+    const Losses losses = run_program(&session, seed_, workers_);
+    const Losses reference = run_program(nullptr, seed_, workers_);
+    forget_gradients(workers_);
+    const Tensors nothing(static_cast<std::size_t>(workers_) * kParameters);
+    hook_calls();
+    bool good = true;
+    if (faulty_) {
+      armed_ = true;
+      crash_later();
+      good = try_backward(context, losses.first);
+      // Answers of the test itself are not disturbed.
+      armed_ = false;
+      if (!good) expect_gradients(session, context.id(), nothing, workers_, crashes_);
+      if (!good && crashes_ >= 0) return;
+    }
+    if (!faulty_ || !good) context.backward({losses.first}, {.retain_graph = true});
+    const int called = hook_calls();
+    reference.first.backward({}, /*retain_graph=*/true);
+    const int wanted = hook_calls();
+    EXPECT_TRUE(!good || called == wanted) << "each hook is called once per pass";
+    expect_gradients(session, context.id(), all_grads(workers_), workers_, crashes_);
+    if (crashes_ >= 0) return;
+    second_pass(session, context, losses, reference);
+  }
+
+  // One more pass, or two at once.
+  void second_pass(const Session& session, const Context& context, const Losses& losses,
+                   const Losses& reference) {
+    const bool both = random_.below(3) == 0;
+    bool other_ended = !both;
+    if (both) {
+      world_.start([&] {
+        context.backward({losses.first}, {.retain_graph = true});
+        other_ended = true;
+      });
+    }
+    context.backward({losses.second}, {.retain_graph = true});
+    auto& agent = session.impl()->agent();
+    EXPECT_TRUE(agent.wait(Deadline::after(60s, agent.now()), [&] { return other_ended; }));
+    if (both) reference.first.backward({}, /*retain_graph=*/true);
+    reference.second.backward();
+    expect_gradients(session, context.id(), all_grads(workers_), workers_);
+  }
+
+  // False: it failed, as it may.
+  bool try_backward(const Context& context, const at::Tensor& loss) {
+    try {
+      context.backward({loss}, {.retain_graph = true, .timeout = 20s});
+      return true;
+    } catch (const rpc::RemoteError& error) {
+      EXPECT_TRUE(error.worker().starts_with("worker")) << error.what();
+      EXPECT_TRUE(error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kTimeout)
+          << error.what();
+      EXPECT_TRUE(error.kind() != ErrorKind::kPeerLost || crashes_ >= 0) << error.what();
+      return false;
+    }
+  }
+
+  const std::uint64_t seed_;
+  const bool faulty_;
+  Random random_;
+  transport::World world_;
+  int workers_ = 0;
+  std::uint32_t drop_ = 0, duplicate_ = 0, delay_ = 0;
+  int crashes_ = -1;
+  int crashed_ = -1;
+  bool armed_ = false;
+  bool passing_ = false;
+  std::vector<transport::Endpoint*> endpoints_;
+  std::vector<std::unique_ptr<agent::test::Hooks>> hooks_;
+  std::vector<std::unique_ptr<Session>> sessions_;
+};
+
+}  // namespace
+
+void run_simulated(std::uint64_t first_seed, std::uint64_t count, bool faulty) {
+  for (std::uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    auto* const world = new Simulated(seed, faulty);
+    world->run();
+    // Of one that went wrong threads may be left, which its end would wait for.
+    if (testing::Test::HasFailure()) return;
+    delete world;
+  }
+}
+
+}  // namespace convoy::autograd::programs

@@ -1,0 +1,37 @@
+// Many random distributed programs. CONVOY_SEED: which ones.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "programs.h"
+#include "support/rank_group.h"
+
+namespace convoy::autograd::programs {
+namespace {
+
+using convoy::test::Rank;
+using convoy::test::RankGroup;
+using convoy::test::RankMode;
+using namespace std::chrono_literals;
+
+std::uint64_t first_soak_seed() {
+  const char* const text = std::getenv("CONVOY_SEED");
+  return text ? std::strtoull(text, nullptr, 10) : 10'000;
+}
+
+TEST(AutogradSoakTest, Simulated) { run_simulated(first_soak_seed(), 20'000, false); }
+
+TEST(AutogradSoakTest, SimulatedWithFaults) { run_simulated(first_soak_seed(), 20'000, true); }
+
+TEST(AutogradSoakTest, Processes) {
+  for (const int workers : {2, 3, 4}) {
+    RankGroup(workers, RankMode::kProcesses, {.limit = 1000s}).run([](Rank& r) {
+      rpc::Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+      if (r.id() == 0) run_as_root(session, first_soak_seed(), 700);
+      session.shutdown({.timeout = 1000s});
+    });
+  }
+}
+
+}  // namespace
+}  // namespace convoy::autograd::programs
