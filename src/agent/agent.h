@@ -278,6 +278,7 @@ class Agent final : private transport::Inbox {
 
   // agent_together.cpp
   bool is_idle();
+  std::string describe_under_way();
   bool settle(const Deadline& deadline);
   void hear_gather(Peer& peer, transport::Arrival& arrival);
   std::string together(const char* what, std::size_t workers) const;

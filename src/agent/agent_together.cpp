@@ -249,6 +249,19 @@ bool Agent::is_idle() {
                               [](const auto& companion) { return companion->idle(); });
 }
 
+std::string Agent::describe_under_way() {
+  auto lines = under_way();
+  for (const auto& companion : companions_) {
+    for (std::string& line : companion->under_way()) lines.push_back(std::move(line));
+  }
+  std::string text;
+  for (std::size_t i = 0; i < lines.size() && i < kMostNamed; ++i) {
+    text += concat(i == 0 ? "" : "; ", lines[i]);
+  }
+  if (lines.size() > kMostNamed) text += concat("; ", lines.size() - kMostNamed, " more");
+  return text;
+}
+
 // False: it was shut down meanwhile.
 bool Agent::settle(const Deadline& deadline) {
   std::vector<WorkerId> everybody;
@@ -262,16 +275,8 @@ bool Agent::settle(const Deadline& deadline) {
     const bool idle = wait_aside(deadline, [&] { return closed_.load() || is_idle(); });
     awaits_idle_.fetch_sub(1);
     if (!idle) {
-      auto lines = under_way();
-      for (const auto& companion : companions_) {
-        for (std::string& line : companion->under_way()) lines.push_back(std::move(line));
-      }
-      std::string text;
-      for (std::size_t i = 0; i < lines.size() && i < kMostNamed; ++i) {
-        text += concat(i == 0 ? "" : "; ", lines[i]);
-      }
-      if (lines.size() > kMostNamed) text += concat("; ", lines.size() - kMostNamed, " more");
-      fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ", text);
+      fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ",
+           describe_under_way());
     }
     if (closed_.load()) return false;
     if (grows_) return true;  // the others go on
@@ -286,7 +291,9 @@ bool Agent::settle(const Deadline& deadline) {
     try {
       now = all_gather(mine, everybody, deadline);
     } catch (const Error& error) {
-      fail(error.kind(), "shutdown of ", options_.name, ": ", error.what());
+      const std::string text = describe_under_way();
+      fail(error.kind(), "shutdown of ", options_.name, ": ", error.what(),
+           text.empty() ? "" : "; meanwhile: ", text);
     }
     // What they said is of a moment when they were idle.
     std::string counts;

@@ -22,7 +22,7 @@ class Companion {
   virtual bool idle() = 0;
   // Grows with everything that is sent to, or taken from, other workers.
   virtual std::uint64_t activity() = 0;
-  // What keeps it from being idle.
+  // What keeps it from being idle, and what others still have of it.
   virtual std::vector<std::string> under_way() = 0;
   // All workers have been idle, and shut down: gives up what it has of others. idle() is waited for
   // again.

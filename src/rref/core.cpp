@@ -194,9 +194,7 @@ std::vector<std::string> Core::under_way() {
   const std::scoped_lock lock(mutex_);
   if (!machine_) return {};
   auto lines = machine_->unsettled();
-  if (finishing_) {
-    for (std::string& line : machine_->holders()) lines.push_back(std::move(line));
-  }
+  for (std::string& line : machine_->holders()) lines.push_back(std::move(line));
   return lines;
 }
 

@@ -107,10 +107,10 @@ void Machine::set_value(Entry& entry, Value&& value) {
 
 void Machine::set_failure(Entry& entry, const Failure& failure) {
   if (entry.state != EntryState::kRunning && entry.state != EntryState::kExpected) return;
-  const bool expected = entry.state == EntryState::kExpected;
+  // Of a creation on this worker that never began: those who wait hear of it from the failure.
+  if (entry.state == EntryState::kExpected) begun(entry);
   entry.failure = std::make_unique<Failure>(failure);
   entry.state = EntryState::kFailed;
-  if (expected) tell_confirmed(entry);
   tell_value(entry);
 }
 

@@ -146,6 +146,58 @@ TEST(RRefMachine, AReferenceInAnAnswerIsAcknowledged) {
   EXPECT_EQ(net.alive, 0);
 }
 
+TEST(RRefMachine, AReferenceInAnAnswerIsAcknowledgedOnlyWhenItsOwnerKnows) {
+  Net net(3);
+  Entry* const mine = net[0].make(net.value());
+  Entry* const user = net.passed(*mine, 0, 1);
+  net.settle();
+  const Passed passage = net[1].pass(*user, 2, 17);
+  Entry* const third = net[2].take(1, passage);
+  net.drop(1, user);
+  net.drop(0, mine);
+  // What worker 2 asks the owner is lost for a while.
+  for (int i = 0; i < 5; ++i) {
+    net.advance(100ms);
+    std::erase_if(net.wire, [](const Net::Letter& letter) { return letter.to == 0; });
+    for (const Net::Letter& letter : std::exchange(net.wire, {})) net.deliver(letter);
+  }
+  EXPECT_EQ(net.alive, 1);
+  EXPECT_FALSE(net[1].settled());
+  net.settle();
+  EXPECT_EQ(third->state, EntryState::kConfirmed);
+  EXPECT_EQ(net.alive, 1);
+  net.drop(2, third);
+  net.settle();
+  EXPECT_EQ(net.alive, 0);
+}
+
+TEST(RRefMachine, CreationOnOneselfThatFailsIsToldToOthers) {
+  Net net(3);
+  Entry* const user = net[0].create(0);
+  const Passed passage = net[0].pass(*user, 1, std::nullopt);
+  Entry* const second = net[1].take(0, passage);
+  const Passed onward = net[1].pass(*second, 2, std::nullopt);
+  Entry* const third = net[2].take(1, onward);
+  Told told;
+  Told fetched;
+  net[2].when_settled(*third, told.callback());
+  net[0].when_value(user->id, fetched.value_callback());
+  net.settle();
+  EXPECT_EQ(told.times + fetched.times, 0);
+  net[0].creation_ended(*user, &kTimedOut);
+  net.settle();
+  EXPECT_EQ(told.times, 1);
+  EXPECT_EQ(fetched.text(), kTimedOut.text);
+  EXPECT_EQ(kind_of([&] { net[0].begin(0, {user->id, user->fork}); }), ErrorKind::kCancelled);
+  net[0].passed(1, passage, Passage::kDelivered);
+  net[1].passed(2, onward, Passage::kDelivered);
+  net.drop(0, user);
+  net.drop(1, second);
+  net.drop(2, third);
+  net.settle();
+  EXPECT_EQ(net[0].owned(), 0u);
+}
+
 TEST(RRefMachine, CreationOnOneself) {
   Net net(1);
   Entry* const user = net[0].create(0);
@@ -311,6 +363,7 @@ TEST(RRefMachine, H4AnyErrorOfACreationEndsIt) {
     const Failure failure{kind, "connection reset", "worker1", ""};
     net[0].creation_ended(*user, &failure);
     EXPECT_EQ(net[0].debug_info().num_pending_users, 0u);
+    ASSERT_TRUE(net[0].failure(*user)) << to_string(kind);
     EXPECT_EQ(net[0].failure(*user)->text, "connection reset");
     Told told;
     net[0].when_confirmed(*user, told.callback());

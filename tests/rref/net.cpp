@@ -79,7 +79,8 @@ void Net::advance(std::chrono::nanoseconds time) {
 
 void Net::settle() {
   const Time until = now_ + 60s;
-  for (;;) {
+  for (int rounds = 0;; ++rounds) {
+    ASSERT_LT(rounds, 100'000) << "it goes on for ever";
     pump();
     while (!wire.empty()) {
       const Letter letter = std::move(wire.front());
