@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <deque>
+#include <thread>
 
 #include "base/concat.h"
 #include "base/random.h"
@@ -72,6 +73,10 @@ class Worker {
     for (WorkerId other = 0; other < kWorkers; ++other) {
       if (other == victim) continue;
       EXPECT_EQ(sync(*agent_, other, "work", "plain"), "plain");
+    }
+    // Calls of handlers may still be under way.
+    while (agent_->stats().outstanding != 0 && !rank_.deadline().expired()) {
+      std::this_thread::yield();
     }
     EXPECT_EQ(agent_->stats().outstanding, 0u);
     rank_.store()->set(concat("done/", rank_.id()), "");
