@@ -54,16 +54,13 @@ std::string type_name(const std::type_info& type) {
   return text ? text.get() : type.name();
 }
 
-// Tells a pass of each node before it runs, on this thread.
+// Tells a pass of each node that it runs, on this thread.
 class NodeWatch {
  public:
   explicit NodeWatch(Pass& pass) : before_(std::exchange(watched_pass(), &pass)) {
-    handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                       -> std::unique_ptr<at::ObserverContext> {
-          if (Pass* const watched = watched_pass()) watched->before_node(function.name());
-          return nullptr;
-        }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    at::RecordFunctionCallback callback(&before, &after);
+    callback.scopes({at::RecordScope::BACKWARD_FUNCTION});
+    handle_ = at::addThreadLocalCallback(callback);
   }
   NodeWatch(const NodeWatch&) = delete;
   NodeWatch& operator=(const NodeWatch&) = delete;
@@ -73,6 +70,13 @@ class NodeWatch {
   }
 
  private:
+  static std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) {
+    if (Pass* const watched = watched_pass()) watched->before_node(function.name());
+    return nullptr;
+  }
+  static void after(const at::RecordFunction&, at::ObserverContext*) {
+    if (Pass* const watched = watched_pass()) watched->after_node();
+  }
   static Pass*& watched_pass() {
     thread_local Pass* pass = nullptr;
     return pass;
@@ -218,6 +222,9 @@ void Pass::send_back(const RecvNode& recv, ag::variable_list&& gradients) {
 
 void Pass::before_node(const char* name) {
   if (is_current_task()) node_ = name;
+}
+
+void Pass::after_node() {
   if (!aborted() || !is_current_task()) return;
   // The engine passes over all that is left.
   auto& all = const_cast<std::unordered_map<ag::Node*, ag::GraphTask::ExecInfo>&>(

@@ -88,6 +88,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void begin_task();
   void arrived_at(const torch::autograd::AccumulateGrad& leaf, const at::Tensor& gradient);
   void before_node(const char* name);
+  void after_node();
   bool is_current_task() const;
 
  private:

@@ -1,0 +1,267 @@
+// Passes that fail, are late, or whose workers or contexts go.
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "convoy/autograd.h"
+#include "support/expect_error.h"
+#include "support/rank_group.h"
+
+namespace convoy::autograd::faults_test {
+
+using convoy::test::expect_error;
+using convoy::test::Rank;
+using convoy::test::RankGroup;
+using convoy::test::RankMode;
+using rpc::Session;
+using Way = std::vector<std::string>;
+using namespace std::chrono_literals;
+
+// What tests let handlers and nodes of this process wait for.
+struct Signal {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool on = false;
+
+  bool wait(std::chrono::milliseconds most = 30s) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, most, [&] { return on; });
+  }
+  void set(bool to) {
+    const std::lock_guard lock(mutex);
+    on = to;
+    changed.notify_all();
+  }
+};
+Signal& begun() {
+  static Signal one;
+  return one;
+}
+Signal& released() {
+  static Signal one;
+  return one;
+}
+
+at::Tensor square(const at::Tensor& t) { return t * t; }
+CONVOY_RPC(square);
+at::Tensor waiting_square(const at::Tensor& t) {
+  begun().set(true);
+  released().wait();
+  return t * t;
+}
+CONVOY_RPC(waiting_square);
+std::size_t count_contexts() { return stats(rpc::current().session()).contexts; }
+CONVOY_RPC(count_contexts);
+
+// Its backward says that it has begun, and waits.
+std::atomic<int> slow_nodes{0};
+struct Slow : torch::autograd::Function<Slow> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& g) {
+    ++slow_nodes;
+    begun().set(true);
+    released().wait();
+    return g;
+  }
+};
+at::Tensor slow_chain(const at::Tensor& x, int length) {
+  at::Tensor t = x;
+  for (int i = 0; i < length; ++i) t = Slow::apply(t);
+  return t;
+}
+CONVOY_RPC(slow_chain);
+// Fails when the others have begun.
+struct Late : torch::autograd::Function<Late> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    begun().wait();
+    throw std::runtime_error("too late");
+  }
+};
+at::Tensor late(const at::Tensor& x) { return Late::apply(x); }
+CONVOY_RPC(late);
+std::size_t count_passes() { return stats(rpc::current().session()).passes; }
+CONVOY_RPC(count_passes);
+at::Tensor around(const Way& way, const at::Tensor& x) {
+  if (way.empty()) return x * 2;
+  return rpc::current().session().rpc_sync<around>(way[0], Way(way.begin() + 1, way.end()), x * 2);
+}
+CONVOY_RPC(around);
+
+namespace {
+
+void run_root(int n, const std::function<void(Session&)>& function, rpc::SessionOptions more = {}) {
+  begun().set(false);
+  released().set(false);
+  slow_nodes = 0;
+  RankGroup(n, RankMode::kThreads).run([&](Rank& r) {
+    rpc::SessionOptions options = more;
+    options.rank = r.id();
+    options.size = r.size();
+    options.store = r.store();
+    Session session(options);
+    if (r.id() == 0) function(session);
+    session.shutdown();
+    EXPECT_EQ(stats(session).passes, 0U);
+    EXPECT_EQ(stats(session).contexts, 0U);
+  });
+}
+at::Tensor leaf() { return torch::ones({3}).requires_grad_(true); }
+
+// The node that runs goes on to its end; those behind it are not run any more.
+TEST(AutogradFaultTest, AFailureStopsOthersBetweenNodes) {
+  run_root(3, [](Session& session) {
+    const auto x = leaf();
+    const Context context(session);
+    const auto slow = session.rpc_sync<slow_chain>("worker1", x, 50);
+    const auto failing = session.rpc_sync<late>("worker2", x);
+    expect_error(ErrorKind::kRemote, "too late",
+                 [&] { context.backward({(slow + failing).sum()}, {.retain_graph = true}); });
+    // Everybody has been told, also who is still in a node.
+    EXPECT_EQ(session.rpc_sync<count_passes>("worker1"), 0U);
+    EXPECT_EQ(session.rpc_sync<count_passes>("worker2"), 0U);
+    released().set(true);
+    context.backward({slow.sum()});
+    EXPECT_EQ(slow_nodes, 51);
+    EXPECT_TRUE(at::equal(context.gradients().at(x), torch::ones({3})));
+  });
+}
+
+TEST(AutogradFaultTest, ADeadlineNamesWhoIsWaitedFor) {
+  run_root(3, [](Session& session) {
+    const auto x = leaf();
+    const Context context(session);
+    const auto y =
+        session.rpc_sync<slow_chain>("worker1", session.rpc_sync<square>("worker2", x), 2);
+    try {
+      context.backward({y.sum()}, {.retain_graph = true, .timeout = 100ms});
+      ADD_FAILURE() << "it did not fail";
+    } catch (const rpc::RemoteError& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+      EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(context.gradients().empty());
+    released().set(true);
+    context.backward({y.sum()});
+    EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 2.0)));
+  });
+}
+
+// Its own deadline counts, not that of calls.
+TEST(AutogradFaultTest, APassMayTakeLongerThanCalls) {
+  run_root(2, [](Session& session) {
+    const auto x = leaf();
+    const Context context(session);
+    const auto y = session.rpc_sync<slow_chain>("worker1", x, 1);
+    session.set_timeout(1ms);
+    std::thread opener([] {
+      begun().wait();
+      released().wait(50ms);  // nobody sets it: the node takes so long
+      released().set(true);
+    });
+    context.backward({y.sum()});
+    opener.join();
+    session.set_timeout(60s);
+    EXPECT_TRUE(at::equal(context.gradients().at(x), torch::ones({3})));
+  });
+}
+
+TEST(AutogradFaultTest, ReleasedDuringAPass) {
+  run_root(2, [](Session& session) {
+    const auto x = leaf();
+    std::thread other;
+    {
+      const Context context(session);
+      const auto y = session.rpc_sync<slow_chain>("worker1", x, 1);
+      other = std::thread([context = find(session, context.id()), y] {
+        expect_error(ErrorKind::kCancelled, "released", [&] { context.backward({y.sum()}); });
+        expect_error(ErrorKind::kInvalidArgument, "released", [&] { context.gradients(); });
+      });
+      EXPECT_TRUE(begun().wait());
+    }
+    released().set(true);
+    other.join();
+  });
+}
+
+// A call that arrives, or answers, after the end of its context does not bring it back.
+TEST(AutogradFaultTest, LateCallsMakeNoContexts) {
+  run_root(3, [](Session& session) {
+    const auto x = leaf();
+    rpc::Future<at::Tensor> future;
+    {
+      const Context context(session);
+      future = session.rpc_async<waiting_square>("worker1", x);
+      EXPECT_TRUE(begun().wait());
+    }
+    const auto deadline = Deadline::after(10s);
+    while (session.rpc_sync<count_contexts>("worker1") != 0 && !deadline.expired()) {
+    }
+    released().set(true);
+    EXPECT_TRUE(at::equal(future.wait(), torch::ones({3})));
+    EXPECT_EQ(session.rpc_sync<count_contexts>("worker1"), 0U);
+    EXPECT_EQ(stats(session).contexts, 0U);
+  });
+}
+
+// test_backward_node_failure: half of the workers die.
+TEST(AutogradFaultTest, LostWorkers) {
+  RankGroup group(4, RankMode::kProcesses);
+  group.start([](Rank& r) {
+    Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+    if (r.id() == 0) {
+      const auto x = leaf();
+      {
+        const Context context(session);
+        const auto y = session.rpc_sync<around>("worker1", Way{"worker2", "worker3", "worker1"}, x);
+        context.backward({y.sum()}, {.retain_graph = true});
+        r.mark("ready");
+        r.wait_for("killed");
+        try {
+          context.backward({y.sum()}, {.timeout = 20s});
+          ADD_FAILURE() << "it did not fail";
+        } catch (const rpc::RemoteError& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+          EXPECT_TRUE(error.worker() == "worker1" || error.worker() == "worker3") << error.what();
+        }
+        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 16.0)));
+      }
+      // Those who are left go on; worker2's context has gone, though nobody is left to tell it.
+      const auto deadline = Deadline::after(20s);
+      while (session.rpc_sync<count_contexts>("worker2") != 0 && !deadline.expired()) {
+      }
+      EXPECT_EQ(session.rpc_sync<count_contexts>("worker2"), 0U);
+      const Context context(session);
+      context.backward({session.rpc_sync<square>("worker2", x).sum()});
+      EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 2.0)));
+      r.mark("done");
+    } else {
+      r.mark("ready");
+      r.wait_for("end");
+    }
+    session.shutdown({.graceful = false});
+  });
+  group.wait_mark("ready");
+  group.kill(1, SIGKILL);
+  group.kill(3, SIGKILL);
+  group.post("killed");
+  group.wait_mark("done", 0);
+  group.post("end");
+  group.join();
+}
+
+}  // namespace
+}  // namespace convoy::autograd::faults_test
