@@ -1,6 +1,7 @@
 """The cases of calls.h from Python: a line of JSON.
 
     peer_rpc.py torch [quick]     torch.distributed.rpc over TensorPipe, two processes
+    peer_rpc.py torch_rref [quick]  references of it, three processes: the cases of bench_rref.cpp
     peer_rpc.py ray [quick]       a call of an actor of Ray
     peer_rpc.py monarch [quick]   a call of an endpoint of an actor of torchmonarch
 
@@ -98,6 +99,51 @@ def beside_transfer(begin, end, call):
     return {"call_single": round(median(alone), 3), "call_beside_1gb": round(median(beside), 3)}
 
 
+def touch(reference):
+    pass
+
+
+def number(n):
+    return n
+
+
+def measure_rrefs(quick):
+    import torch.distributed.rpc as rpc
+
+    seconds = 0.5 if quick else 2
+
+    def live_and_die(count=1000):
+        references = [rpc.remote("worker1", number, (1.0,)) for _ in range(count)]
+        for each in [rpc.rpc_async("worker2", touch, (reference,)) for reference in references]:
+            each.wait()
+        del references
+
+    live_and_die(100)
+    value = rpc.remote("worker1", number, (1.0,))
+    print(json.dumps({
+        "number": repeat(seconds, 1000, lambda: timed(lambda: rpc.rpc_sync("worker1", number, (1.0,)), 10)),
+        "to_here": repeat(seconds, 1000, lambda: timed(value.to_here, 10)),
+        "rref_life": repeat(seconds, 20, lambda: timed(live_and_die) / 1000)}), flush=True)
+
+
+def run_torch_rref(quick):
+    import torch.distributed.rpc as rpc
+
+    rank = int(os.environ.get("BENCH_RPC_RANK", 0))
+    made = None if rank else tempfile.TemporaryDirectory(prefix="convoy-bench.")
+    folder = os.environ.setdefault("BENCH_RPC_FOLDER", made.name if made else "")
+    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    children = [subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"BENCH_RPC_RANK": str(other)})
+                for other in (1, 2) if rank == 0]
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store", rpc_timeout=300)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
+    if rank == 0:
+        measure_rrefs(quick)
+    rpc.shutdown()
+    for child in children:
+        child.wait(60)
+
+
 def run_torch(quick):
     import torch.distributed.rpc as rpc
 
@@ -164,7 +210,7 @@ def run_monarch(quick):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    runs = {"torch": run_torch, "ray": run_ray, "monarch": run_monarch}
+    runs = {"torch": run_torch, "torch_rref": run_torch_rref, "ray": run_ray, "monarch": run_monarch}
     runs[sys.argv[1]]("quick" in sys.argv)
     sys.stdout.flush()
     os._exit(0)

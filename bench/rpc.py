@@ -18,6 +18,10 @@ BYTES = {"echo_1mb": 10**6, "echo_16mb": 16 * 10**6, "echo_100mb": 100 * 10**6}
 MOST = {("call", "endpoint"): 2, ("call_asleep", "tensorpipe"): 1 / 4, ("outstanding_64", "tensorpipe"): 1 / 20,
         ("outstanding_64", "grpc"): 1 / 5}
 MOST |= {(case, "memcpy"): 1.3 for case in BYTES} | {(case, "tensorpipe"): 0.7 for case in BYTES}
+# References: (case, side): most of another case's time, of our own side or of a peer's.
+MOST_RREF = {("rref_life", "tensorpipe rref"): ("rref_life", 1 / 10), ("to_here", "convoy rref"): ("number", 1.2),
+             ("module_forward", "convoy rref"): ("plain_forward", 1.1)}
+MOST_RREF_BYTES = 500  # of a live one, without its value, on each side
 MOST_BESIDE = 2  # times the median of small calls alone
 # What bench_endpoint calls its cases: limits of ours.
 LETTERS = {"round_trip": "call", "round_trip_asleep": "call_asleep"}
@@ -29,12 +33,13 @@ def python_side(name, environment=()):
 
 def commands(quick):
     """Side -> command."""
-    found = {"convoy": [sides.BIN / "bench_rpc", "convoy"], "memcpy": [sides.BIN / "bench_rpc", "memcpy"],
+    found = {"convoy": [sides.BIN / "bench_rpc", "convoy"], "convoy rref": [sides.BIN / "bench_rref"], "memcpy": [sides.BIN / "bench_rpc", "memcpy"],
              "local": [sides.BIN / "bench_rpc", "local"],
              "endpoint": [sides.BIN / "bench_endpoint", "small"], "tensorpipe": [sides.BIN / "bench_rpc_torch"],
              "grpc": [sides.BIN / "bench_rpc_grpc"]}
     if not quick:
         found["tensorpipe python"] = python_side("torch")
+        found["tensorpipe rref"] = python_side("torch_rref")
         for name in ("ray", "monarch"):
             # Where tools/bootstrap puts them.
             folder = sides.venv() / name
@@ -66,6 +71,10 @@ def main():
     if "call_beside_1gb" in ours:
         records.append(sides.record("rpc", "call", ours["call_beside_1gb"], "alone", ours["call_single"],
                                     path="call_beside_1gb", ranks=2, size=8))
+    records += [sides.record("rpc", "rref", times[case, "convoy rref"], side, times[other, side], path=case, ranks=3,
+                             size=8)
+                for (case, side), (other, _) in MOST_RREF.items()
+                if (case, "convoy rref") in times and (other, side) in times]
     sides.write_records(records, file)
     missed = show(times, ours, records)
     print(f"\n{len(records)} records in {file}, {time.monotonic() - start:.0f} s")
@@ -84,6 +93,14 @@ def show(times, ours, records):
             print(f"  not measured: {case} beside {peer}")
             continue
         missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s time (bar {most:.3f})")
+    for (case, peer), (other, most) in MOST_RREF.items():
+        ratios = [1 / r["ratio"] for r in records if r["path"] == case and r["peer"] == peer]
+        if ratios:
+            missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s {other} (bar {most:.3f})")
+    for case in ("rref_bytes", "rref_bytes_owner"):
+        if (case, "convoy rref") in times:
+            found = times[case, "convoy rref"]
+            missed += sides.bar(found <= MOST_RREF_BYTES, f"{case}: {found:.0f} (bar {MOST_RREF_BYTES})")
     if "call_beside_1gb" in ours:
         ratio = ours["call_beside_1gb"] / ours["call_single"]
         missed += sides.bar(ratio < MOST_BESIDE, f"small calls beside 1 GB: {ratio:.2f} of those alone (bar {MOST_BESIDE})")

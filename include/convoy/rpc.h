@@ -185,6 +185,9 @@ class Session {
   std::vector<WorkerInfo> workers() const;  // by rank
   int size() const;
 
+  // Waits until a worker of this name is there, where workers come and go. kTimeout; 0: the
+  // session's.
+  WorkerInfo wait_for(const std::string& name, std::chrono::milliseconds timeout = {}) const;
   View view() const;
   // Calls it for each view from now on, one after the other, on the session's threads. The view
   // before the first of them.

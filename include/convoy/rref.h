@@ -110,8 +110,10 @@ class RRef {
   detail::RRefHandle handle_;
 };
 
-// The tensors of a value that is here: a module may return a reference (convoy/tensors_in.h).
+// The tensors of a value that is here: a module may return a reference (convoy/tensors_in.h). They
+// are not the reference's own: copies refer to the same ones.
 template <class T, class Function>
+  requires(!std::same_as<std::remove_cvref_t<Function>, convoy::detail::NoTensors>)
 void for_each_tensor(RRef<T>& reference, Function&& function) {
   if (reference && reference.is_owner()) {
     convoy::for_each_tensor(reference.local_value(), std::forward<Function>(function));
@@ -215,10 +217,4 @@ auto Session::rref(T&& value) const {
 namespace convoy {
 template <class T>
 using RRef = rpc::RRef<T>;
-
-namespace detail {
-// The tensors of a copy are those of the same value.
-template <class T>
-inline constexpr bool kOwnsItsTensors<rpc::RRef<T>> = false;
-}  // namespace detail
 }  // namespace convoy

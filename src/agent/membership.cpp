@@ -86,7 +86,9 @@ void Membership::apply(const Event& event, bool admits) {
     }
     publish(*state, std::move(view));
   }
-  if (!dismissed || !agent_.has_met()) return;
+  if (!agent_.has_met()) return;
+  agent_.wake();  // who waits for a worker
+  if (!dismissed) return;
   if (dismissed->id == agent_.self().id) {
     // The others do not hear this worker any more.
     if (!agent_.is_shut_down() && event.kind == Kind::kFailed) {
@@ -329,6 +331,22 @@ void Membership::tell_listeners() {
     }
     for (const OnChange& listener : listeners) listener(view);
   }
+}
+
+Worker Membership::wait_for(const std::string& name, const Deadline& deadline) {
+  std::optional<Worker> found;
+  const auto look = [&] {
+    auto state = state_.lock();
+    for (const Known& known : state->known) {
+      if (!known.gone && known.worker.name == name) found = known.worker;
+    }
+    return found || agent_.is_shut_down();
+  };
+  refresh();
+  const bool in_time = agent_.wait_aside(deadline, look);
+  if (found) return *found;
+  fail(in_time ? ErrorKind::kCancelled : ErrorKind::kTimeout, agent_.name(),
+       ": there is no worker ", in_quotes(name), in_time ? ", and this one was shut down" : " yet");
 }
 
 View Membership::on_change(OnChange listener) {

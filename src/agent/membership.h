@@ -67,6 +67,9 @@ class Membership final : public Companion {
   // Called once, when the worker has left or failed; soon, if it has already.
   void on_lost(WorkerId worker, OnLost listener);
 
+  // kTimeout; kCancelled if the agent is shut down.
+  Worker wait_for(const std::string& name, const Deadline& deadline);
+
   // Reads what is new in the log. Nothing, if the store cannot be reached.
   void refresh() noexcept;
 

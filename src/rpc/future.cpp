@@ -49,14 +49,38 @@ struct Closed final : Callback {
 
 CallSlot& slot_of(std::byte* call) { return *std::launder(reinterpret_cast<CallSlot*>(call)); }
 
+// Callbacks end futures, whose callbacks end others. From some depth on they do so one after the
+// other, however long the chain is.
+struct CallbackNest {
+  static constexpr int kMost = 64;
+
+  int depth = 0;
+  Callback* first = nullptr;  // that wait for those of the last level
+  Callback** end = &first;
+};
+thread_local CallbackNest callback_nest;
+
 // In the order in which they came.
 void run_callbacks(Callback* newest) noexcept {
+  if (!newest) return;
+  Callback* const last = newest;
   Callback* first = nullptr;
   while (newest) {
     Callback* const next = std::exchange(newest->next, first);
     first = std::exchange(newest, next);
   }
-  while (first) {
+  CallbackNest& nest = callback_nest;
+  if (nest.depth == CallbackNest::kMost) {
+    *nest.end = first;
+    nest.end = &last->next;
+    return;
+  }
+  ++nest.depth;
+  while (first || (nest.depth == CallbackNest::kMost && nest.first)) {
+    if (!first) {
+      first = std::exchange(nest.first, nullptr);
+      nest.end = &nest.first;
+    }
     const std::unique_ptr<Callback> callback(std::exchange(first, first->next));
     // Whatever handler this thread is in the middle of, it is not that one's.
     const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
@@ -66,6 +90,7 @@ void run_callbacks(Callback* newest) noexcept {
         RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
     callback->run();
   }
+  --nest.depth;
 }
 
 // Nobody will turn these any more.

@@ -285,6 +285,12 @@ void Session::shutdown(const ShutdownOptions& options) const {
        " has ended while others refer to its values: ", text);
 }
 
+WorkerInfo Session::wait_for(const std::string& name, std::chrono::milliseconds limit) const {
+  if (!impl_->membership().is_dynamic()) return worker_info(name);
+  return to_info(impl_->membership().wait_for(
+      name, deadline_of(limit.count() == 0 ? timeout() : checked("timeout", limit))));
+}
+
 View Session::view() const { return to_view(impl_->membership().view()); }
 
 View Session::on_change(std::function<void(const View&)> callback) const {

@@ -1,0 +1,196 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include "convoy/rpc_values.h"
+
+// What the callee of a call has: the call itself, and values that references refer to. For
+// convoy/rpc_function.h; nothing here is for direct use.
+namespace convoy::rpc::detail {
+
+// A value that references refer to, at its owner. convoy/rref.h
+class HeldValue {
+ public:
+  HeldValue() = default;
+  HeldValue(const HeldValue&) = delete;
+  HeldValue& operator=(const HeldValue&) = delete;
+  virtual ~HeldValue();
+
+  virtual const std::type_info& type() const noexcept = 0;
+  // Calls send(data, body) with it. kUnsupported if it cannot be passed.
+  using Send = void (*)(void* data, const Body& body);
+  virtual void pass(const MessagePeer& to, Send send, void* data) const = 0;
+  // Itself, or what it points to, if that is of this type; else nullptr.
+  virtual void* find(const std::type_info& wanted) noexcept = 0;
+  // What its functions are of: itself, or what it points to, and its type. {nullptr}: it is empty.
+  struct Object {
+    void* pointer = nullptr;
+    const std::type_info* type = nullptr;
+  };
+  virtual Object object() noexcept = 0;
+  // Throws a pointer to that: whoever catches one of a base class has it.
+  [[noreturn]] virtual void throw_pointer() = 0;
+};
+
+// A call as the function that serves it sees it.
+class ServedCall {
+ public:
+  // For answers that are given later. Copies are of the same call.
+  class Later {
+   public:
+    Later(std::shared_ptr<void> call, const MessagePeer& peer)
+        : call_(std::move(call)), peer_(peer) {}
+    void reply(const Body& body) const;
+    void fail(const std::exception_ptr& error) const noexcept;
+    const MessagePeer& peer() const { return peer_; }
+
+   private:
+    std::shared_ptr<void> call_;
+    MessagePeer peer_;
+  };
+
+  ServedCall(void* call, ValueSource& arguments, const MessagePeer& peer, std::uint32_t flags)
+      : call_(call), arguments_(arguments), peer_(peer), flags_(flags) {}
+
+  ValueSource& arguments() { return arguments_; }
+  const MessagePeer& peer() const { return peer_; }
+  void reply(const Body& body) const;
+  void fail(const std::exception_ptr& error) const noexcept;    // of the function
+  void refuse(const std::exception_ptr& error) const noexcept;  // of its arguments
+  Later later() const;
+
+  static constexpr std::uint32_t kKeepsResult = 1, kOnReference = 2;  // agent::CallFlags
+  std::uint32_t flags() const { return flags_; }
+  // The object that the function is called on, and the reference to its result: before arguments.
+  void take_object();
+  RRefHandle take_result();
+  // The object is there, and the owners of references among the arguments know of them. Throws why
+  // that never will be.
+  bool ready();
+  const std::shared_ptr<HeldValue>& object() const;
+  // Once it is so, on the session's threads. If it never will be, the call fails instead.
+  using GoOn = std::function<void(const Later& answer, const std::shared_ptr<HeldValue>& object)>;
+  void when_ready(GoOn go_on, const RRefHandle& result);
+
+ private:
+  struct Needs;
+
+  void* call_;
+  ValueSource& arguments_;
+  const MessagePeer& peer_;
+  const std::uint32_t flags_;
+  std::shared_ptr<Needs> needs_;
+};
+
+// Of a call whose result stays here.
+void keep_result(const RRefHandle& result, std::shared_ptr<HeldValue> value, std::uint64_t type);
+void keep_failure(const RRefHandle& result, const std::exception_ptr& error) noexcept;
+[[noreturn]] void fail_object(const std::type_info* has, const std::type_info& wanted);
+[[noreturn]] void fail_result(const std::type_info& type);
+
+template <class T>
+concept PointsTo = requires(T& value) {
+  static_cast<bool>(value);
+  *value;
+  value.operator->();
+};
+
+// A number for a type, the same in all programs of the same sources.
+std::uint64_t type_number(const std::string& description);
+template <class T>
+std::uint64_t type_number() {
+  static const std::uint64_t number = [] {
+    Describer text;
+    text.add<T>();
+    return type_number(text.text());
+  }();
+  return number;
+}
+
+template <class T>
+class HeldValueOf final : public HeldValue {
+ public:
+  template <class... Arguments>
+  explicit HeldValueOf(Arguments&&... arguments) : value(std::forward<Arguments>(arguments)...) {}
+
+  const std::type_info& type() const noexcept override { return typeid(T); }
+  void pass(const MessagePeer& to, Send send, void* data) const override {
+    if constexpr (is_passable<T>()) {
+      with_body(
+          &to, TensorMode::kResult, false, [&](const Body& body) { send(data, body); }, value);
+    } else {
+      fail_result(typeid(T));
+    }
+  }
+  void* find(const std::type_info& wanted) noexcept override {
+    if (wanted == typeid(T)) return &value;
+    if constexpr (PointsTo<T>) {
+      if (value && wanted == typeid(std::remove_cvref_t<decltype(*value)>)) return pointee();
+    }
+    return nullptr;
+  }
+  Object object() noexcept override {
+    if constexpr (PointsTo<T>) {
+      if (!value) return {};
+      using Pointee = std::remove_cvref_t<decltype(*value)>;
+      if constexpr (std::is_polymorphic_v<Pointee>) {
+        return {pointee(), &typeid(*static_cast<Pointee*>(pointee()))};
+      } else {
+        return {pointee(), &typeid(Pointee)};
+      }
+    } else {
+      return {&value, &typeid(T)};
+    }
+  }
+  // NOLINTBEGIN(misc-throw-by-value-catch-by-reference): a pointer is what is wanted
+  [[noreturn]] void throw_pointer() override {
+    if constexpr (PointsTo<T>) {
+      throw static_cast<std::remove_cvref_t<decltype(*value)>*>(pointee());
+    } else {
+      throw &value;
+    }
+  }
+  // NOLINTEND(misc-throw-by-value-catch-by-reference)
+
+  T value;
+
+ private:
+  void* pointee() noexcept
+    requires PointsTo<T>
+  {
+    return const_cast<void*>(static_cast<const volatile void*>(std::addressof(*value)));
+  }
+};
+
+// The object of type C in a held value: that itself, what it points to, or a base of it.
+template <class C>
+C& object_in(HeldValue& held) {
+  if (void* const exact = held.find(typeid(C))) [[likely]]
+    return *static_cast<C*>(exact);
+  const HeldValue::Object object = held.object();
+  if (!object.pointer) fail_object(nullptr, typeid(C));
+  // Where the base is in an object of that type.
+  thread_local const std::type_info* last = nullptr;
+  thread_local std::ptrdiff_t offset = 0;
+  if (last != object.type) {
+    try {
+      held.throw_pointer();
+    } catch (C* base) {  // NOLINT(misc-throw-by-value-catch-by-reference)
+      offset = reinterpret_cast<std::byte*>(base) - static_cast<std::byte*>(object.pointer);
+      last = object.type;
+    } catch (...) {
+      fail_object(object.type, typeid(C));
+    }
+  }
+  return *reinterpret_cast<C*>(static_cast<std::byte*>(object.pointer) + offset);
+}
+
+}  // namespace convoy::rpc::detail
