@@ -25,9 +25,8 @@ std::byte* data_of(const Mapping& mapping) { return mapping->data() + RingLayout
   fail(ErrorKind::kInvalidArgument, "its ring of letters holds ", what);
 }
 
-}  // namespace
-
-ParsedLetter parse_letter(std::span<const std::byte> entry) {
+// What is the same in all letters.
+LetterEntry parse_entry(std::span<const std::byte> entry) {
   if (entry.size() < sizeof(LetterEntry)) bad_ring("a letter that is cut off");
   const auto head = value_at<LetterEntry>(entry.data());
   if (head.bytes != entry.size() || head.zero != 0 || head.flags > 1 ||
@@ -35,6 +34,23 @@ ParsedLetter parse_letter(std::span<const std::byte> entry) {
       head.pieces > transport::Letter::kMostPieces || head.loan > RingLayout::kLoans) {
     bad_ring("a letter of impossible numbers");
   }
+  return head;
+}
+
+}  // namespace
+
+std::optional<PlainLetter> parse_plain(std::span<const std::byte> entry) {
+  const LetterEntry head = parse_entry(entry);
+  if (head.pieces != 0) return std::nullopt;
+  if (sizeof(LetterEntry) + padded(head.head_bytes) != entry.size() || head.loan != 0) {
+    bad_ring("a letter longer or shorter than itself");
+  }
+  return PlainLetter{head.kind, (head.flags & LetterEntry::kReply) != 0, head.head_bytes,
+                     entry.data() + sizeof(LetterEntry)};
+}
+
+ParsedLetter parse_letter(std::span<const std::byte> entry) {
+  const LetterEntry head = parse_entry(entry);
   std::size_t at = sizeof(LetterEntry) + padded(head.head_bytes);
   const std::size_t inline_at = at + head.pieces * sizeof(PieceEntry);
   if (inline_at > entry.size()) bad_ring("a letter longer than itself");
@@ -171,6 +187,14 @@ std::span<const std::byte> RingReader::take(std::span<std::byte> small,
     advance(bytes);
     return to;
   }
+}
+
+bool RingReader::next_is_plain(std::size_t most_bytes, bool reply) const noexcept {
+  const std::size_t at = position_.load(std::memory_order_relaxed) & kRingMask;
+  if (drained() || RingLayout::kCapacity - at < sizeof(LetterEntry)) return false;
+  const auto entry = value_at<LetterEntry>(data_of(mapping_) + at);
+  return entry.bytes <= most_bytes && entry.pieces == 0 &&
+         ((entry.flags & LetterEntry::kReply) != 0) == reply;
 }
 
 bool RingReader::writer_is_blocked(bool drained) noexcept {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -114,6 +115,16 @@ struct ParsedLetter {
 };
 // `entry` is one letter. Throws kInvalidArgument for anything else.
 ParsedLetter parse_letter(std::span<const std::byte> entry);
+// The same of a letter without pieces; nullopt if it has some.
+struct PlainLetter {
+  transport::LetterKind kind;
+  bool reply;
+  std::uint32_t bytes;
+  const std::byte* data;
+
+  std::span<const std::byte> head() const { return {data, bytes}; }
+};
+std::optional<PlainLetter> parse_plain(std::span<const std::byte> entry);
 
 // The writer's side. Not thread-safe: the owner locks.
 class RingWriter {
@@ -151,6 +162,9 @@ class RingReader {
   // The next letter, copied to `small` if it fits, else to `large`; empty if there is none. Throws
   // kInvalidArgument if the ring holds what cannot be.
   std::span<const std::byte> take(std::span<std::byte> small, std::vector<std::byte>& large);
+  // The next letter, of those that were seen already, has no pieces, is as short and is a reply or
+  // not. What the ring says is not checked here: take() and parse_plain() do that.
+  bool next_is_plain(std::size_t most_bytes, bool reply) const noexcept;
   // There is a letter. Without a lock, and sequentially consistent: for those who watch the ring.
   // The writer's line is not touched while there is more of what was seen before.
   bool has_letter() const noexcept {

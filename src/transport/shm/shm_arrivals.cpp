@@ -80,8 +80,9 @@ ShmEndpoint::Moved ShmEndpoint::run_task(Lock& lock) {
   return Moved::kSomething;
 }
 
-// One thing. If there was any, the lock may have been let go of.
-ShmEndpoint::Moved ShmEndpoint::poll_one(Lock& lock, Serve serve) {
+// One thing. If there was any, the lock may have been let go of. Of the thread that serves, `hand`
+// gets requests (kTaken): the caller delivers them.
+ShmEndpoint::Moved ShmEndpoint::poll_one(Lock& lock, Serve serve, Handful* hand) {
   if (has_events_.load(std::memory_order_relaxed)) take_events();
   if (serve == Serve::kAll) {
     if (!tasks_.empty()) return run_task(lock);
@@ -96,9 +97,12 @@ ShmEndpoint::Moved ShmEndpoint::poll_one(Lock& lock, Serve serve) {
   if (sees_watched()) enqueue(*watched_);
   if (since_slice_ < kLettersPerSlice) {
     Moved moved = Moved::kNothing;
-    while (!ready_.empty()) {
-      ++since_slice_;
-      if (take_letter(lock, *ready_.front(), serve, moved)) return moved;
+    if (!ready_.empty()) {
+      Handful own;
+      do {
+        Handful& to = hand ? *hand : own;
+        if (take_letters(lock, *ready_.front(), serve, to, hand != nullptr, moved)) return moved;
+      } while (!ready_.empty());
     }
     if (since_slice_ != 0 && has_transfer(serve) && letter_comes(lock)) return Moved::kSomething;
   }
@@ -130,50 +134,129 @@ bool ShmEndpoint::letter_comes(Lock& lock) {
 
 // --- letters ---
 
-// The first letter of the remote whose turn it is. False: there was none, and it has left the
-// queue.
-bool ShmEndpoint::take_letter(Lock& lock, ShmRemote& remote, Serve serve, Moved& moved) {
-  std::array<std::byte, 1024> small;
+// The first letters of the remote whose turn it is. False: there were none, and it has left the
+// queue. Threads in wait() take and deliver several replies at a time. The thread that serves takes
+// several requests, and keeps them in its hand: if a call does not return, another thread goes on
+// with the others (take_over_hand).
+bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handful& hand, bool keep,
+                               Moved& moved) {
+  const bool all = serve == Serve::kAll;
+  const std::size_t most = keep || !all ? Handful::kMost : 1;
   std::vector<std::byte> large;
   std::span<const std::byte> entry;
-  ParsedLetter letter;
+  ParsedLetter alone;
+  hand.begin(remote);
   try {
-    if (remote.reader_) entry = remote.reader_->take(small, large);
-    if (!entry.empty()) letter = parse_letter(entry);
+    do {
+      if (remote.reader_) entry = remote.reader_->take(hand.room(), large);
+      if (entry.empty()) break;
+      const auto plain = large.empty() ? parse_plain(entry) : std::nullopt;
+      if (!plain || plain->reply == all || (plain->reply && remote.joining_)) {
+        if (hand.count != 0) fail(ErrorKind::kInvalidArgument, "a letter that changes");
+        alone = parse_letter(entry);
+        break;
+      }
+      hand.add(entry, *plain);
+      entry = {};
+    } while (hand.count < most && hand.has_room() &&
+             remote.reader_->next_is_plain(Handful::kMostBytes, !all));
   } catch (const Error& error) {
     break_off(remote, concat("sent something unusable: ", error.what()));
     entry = {};
   }
-  if (entry.empty()) {
+  if (entry.empty() && hand.count == 0) {
     dequeue(remote);
     end_burst(remote, /*drained=*/true);
-    if (remote.ending_ && remote.transfers_ == 0) finish_loss(remote);
+    const bool delivered = remote.taken_ == remote.delivered_.load();
+    if (remote.ending_ && remote.transfers_ == 0 && delivered) finish_loss(remote);
     return false;
   }
-  in_a_row_ = std::exchange(last_, &remote) == &remote ? in_a_row_ + 1 : 1;
-  if (in_a_row_ >= kLettersUntilWatched && watched_ != &remote) set_watched(&remote);
-  if (!remote.reader_->has_letter() && !remote.ending_) {
-    // Looked at after its bit was cleared: what is written from now on is knocked for, or is seen
-    // in the ring that is watched.
-    dequeue(remote);
-    end_burst(remote, /*drained=*/true);
-  } else if (++remote.burst_ >= kBurst) {
-    remote.burst_ = 0;
-    ready_.pop_front();
-    ready_.push_back(&remote);
-    end_burst(remote, /*drained=*/false);
-  }
+  count_letters(remote, entry.empty() ? static_cast<int>(hand.count) : 1);
   moved = Moved::kSomething;
-  if (letter.large) {
-    start_transfer(remote, entry, letter);
-  } else if ((letter.reply && !remote.joining_) || serve == Serve::kAll) {
-    moved = deliver(lock, remote, letter);
+  if (entry.empty() && keep) {
+    in_hand_ = &hand;
+    moved = Moved::kTaken;
+  } else if (entry.empty()) {
+    moved = deliver_hand(lock, hand);
+  } else if (alone.large) {
+    start_transfer(remote, entry, alone);
+  } else if (all) {
+    moved = deliver(lock, remote, alone);
+  } else if (alone.reply && !remote.joining_) {
+    ++remote.taken_;
+    moved = deliver(lock, remote, alone);
+    count_delivered(remote, 1);
   } else {
     push_task({.type = Task::Type::kLetter,
                .remote = &remote,
                .entry = std::vector<std::byte>(entry.begin(), entry.end())});
   }
   return true;
+}
+
+// So many were taken.
+void ShmEndpoint::count_letters(ShmRemote& remote, int letters) {
+  since_slice_ += static_cast<unsigned>(letters);
+  in_a_row_ = std::exchange(last_, &remote) == &remote ? in_a_row_ + letters : letters;
+  if (!remote.reader_) return;  // it was broken off
+  if (in_a_row_ >= kLettersUntilWatched && watched_ != &remote) set_watched(&remote);
+  remote.burst_ += letters;
+  if (!remote.reader_->has_letter() && !remote.ending_) {
+    // Looked at after its bit was cleared: what is written from now on is knocked for, or is seen
+    // in the ring that is watched.
+    dequeue(remote);
+    end_burst(remote, /*drained=*/true);
+  } else if (remote.burst_ >= kBurst) {
+    remote.burst_ = 0;
+    ready_.pop_front();
+    ready_.push_back(&remote);
+    end_burst(remote, /*drained=*/false);
+  }
+}
+
+ShmEndpoint::Moved ShmEndpoint::arrive(ShmRemote& remote, const PlainLetter& letter) {
+  return arrive(remote, Arrival{letter.kind, letter.reply, letter.head(), {}});
+}
+
+ShmEndpoint::Moved ShmEndpoint::deliver_hand(Lock& lock, Handful& hand) {
+  ShmRemote& remote = *hand.remote;
+  const bool replies = hand.letters[0].reply;
+  if (replies) remote.taken_ += hand.count;
+  lock.unlock();
+  Moved moved = Moved::kSomething;
+  for (std::uint32_t i = 0; i < hand.count; ++i) {
+    if (arrive(remote, hand.letters[i]) == Moved::kReply) moved = Moved::kReply;
+  }
+  if (replies) count_delivered(remote, hand.count);
+  return moved;
+}
+
+// lost() waits for replies that are being delivered. In the one order of what is sequentially
+// consistent either this thread sees that the remote is lost, or whoever takes its last letter sees
+// that these were delivered.
+void ShmEndpoint::count_delivered(ShmRemote& remote, std::uint32_t replies) {
+  remote.delivered_.fetch_add(replies);
+  if (!remote.lost_.load()) return;
+  {
+    const Lock lock(mutex_);
+    enqueue(remote);
+  }
+  ring_service();
+}
+
+// The turn has changed: what its last owner has not begun with comes first.
+void ShmEndpoint::take_over_hand() {
+  Handful* const hand = std::exchange(in_hand_, nullptr);
+  if (!hand) return;
+  const std::uint32_t first = hand->next.exchange(Handful::kClosed);
+  for (std::uint32_t i = hand->count; i > first; --i) {
+    const PlainLetter& letter = hand->letters[i - 1];
+    const std::byte* const entry = letter.data - sizeof(LetterEntry);
+    tasks_.push_front({.type = Task::Type::kLetter,
+                       .remote = hand->remote,
+                       .entry = {entry, entry + sizeof(LetterEntry) + padded(letter.bytes)}});
+  }
+  task_count_.store(tasks_.size());
 }
 
 // Some letters were taken: the writer may wait for room. And a knock may mean that it has given

@@ -29,9 +29,6 @@ namespace convoy::shm {
 class ShmEndpoint;
 class ShmRemote;
 
-// This thread has had to wake somebody: its next wait() sleeps without spinning.
-void note_woken() noexcept;
-
 // What goes over the socket of a connection, as Frame::segment of a note; `bytes` is the size of
 // the memory whose descriptor comes with it.
 enum class NoteType : std::uint64_t {
@@ -52,11 +49,11 @@ struct RemoteBell {
   Mapping mapping;
   Doorbell::Rung rung;
 
-  // Before it is known nothing is lost: whoever learns of it knocks. True: somebody was woken.
-  bool announce_letter(bool reply) noexcept {
+  // Before it is known nothing is lost: whoever learns of it knocks.
+  void announce_letter(bool reply) noexcept {
     full_fence();
-    Doorbell* const known = bell.load(std::memory_order_acquire);
-    return known && known->announce_letter(number, reply, rung);
+    if (Doorbell* const known = bell.load(std::memory_order_acquire))
+      known->announce_letter(number, reply, rung);
   }
   void knock(bool reply) noexcept {
     full_fence();
@@ -160,6 +157,9 @@ class ShmRemote final : public transport::Remote {
   bool queued_ = false;                                    // in the endpoint's ready_
   int burst_ = 0;                                          // letters taken in its turn
   std::size_t transfers_ = 0;                              // large letters that are being taken
+  // Replies that threads in wait() have taken out of its ring, and those that they have delivered.
+  std::uint64_t taken_ = 0;
+  std::atomic<std::uint64_t> delivered_{0};
   bool ending_ = false;  // lost, but what it sent before comes first
   bool told_ = false;
   std::optional<Error> why_;
@@ -187,6 +187,41 @@ struct Transfer {
   std::optional<std::uint64_t> settles = std::nullopt;
   std::size_t piece = 0;  // where copying is
   std::size_t done = 0;
+};
+
+// Letters without pieces that were taken out of one ring at once, to be delivered without the lock.
+struct Handful {
+  static constexpr std::size_t kMost = 16;
+  // Of one letter; larger ones are taken alone.
+  static constexpr std::size_t kMostBytes = 1024;
+  static constexpr std::size_t kBytes = 4096;
+  static constexpr std::uint32_t kClosed = 1U << 30;
+
+  ShmRemote* remote = nullptr;
+  std::size_t used = 0;
+  std::uint32_t count = 0;
+  // Of the next one to be delivered: whoever counts it up has it.
+  std::atomic<std::uint32_t> next{0};
+  std::array<PlainLetter, kMost> letters;
+  std::array<std::byte, kBytes> memory;
+
+  void begin(ShmRemote& from) {
+    remote = &from;
+    used = 0;
+    count = 0;
+    next.store(0, std::memory_order_relaxed);
+  }
+  bool has_room() const { return count < kMost && used + kMostBytes <= kBytes; }
+  std::span<std::byte> room() { return std::span(memory).subspan(used, kMostBytes); }
+  void add(std::span<const std::byte> entry, const PlainLetter& letter) {
+    used += entry.size();
+    letters[count++] = letter;
+  }
+  // Of the letter that is the caller's now; nullptr: there is none left.
+  const PlainLetter* claim() noexcept {
+    const std::uint32_t mine = next.fetch_add(1);
+    return mine < count ? &letters[mine] : nullptr;
+  }
 };
 
 class ShmEndpoint final : public transport::Endpoint {
@@ -253,6 +288,7 @@ class ShmEndpoint final : public transport::Endpoint {
     kNothing,
     kSomething,
     kReply,  // and threads that sleep in wait() may be concerned
+    kTaken,  // requests, which are in the hand of the thread that serves
   };
   // The ring that a thread looks at besides the doorbell.
   struct Watch {
@@ -310,11 +346,17 @@ class ShmEndpoint final : public transport::Endpoint {
   }
 
   // shm_arrivals.cpp
-  Moved poll_one(Lock& lock, Serve serve);
+  Moved poll_one(Lock& lock, Serve serve, Handful* hand = nullptr);
   void enqueue(ShmRemote& remote);
   void dequeue(ShmRemote& remote);
   void set_watched(ShmRemote* remote);
-  bool take_letter(Lock& lock, ShmRemote& remote, Serve serve, Moved& moved);
+  bool take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handful& hand, bool keep,
+                    Moved& moved);
+  void count_letters(ShmRemote& remote, int letters);
+  Moved deliver_hand(Lock& lock, Handful& hand);
+  void count_delivered(ShmRemote& remote, std::uint32_t replies);
+  Moved arrive(ShmRemote& remote, const PlainLetter& letter);
+  void take_over_hand();
   void end_burst(ShmRemote& remote, bool drained);
   Moved deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter);
   Moved arrive(ShmRemote& remote, transport::Arrival&& arrival);
@@ -361,6 +403,7 @@ class ShmEndpoint final : public transport::Endpoint {
   std::uint32_t next_number_ = 0;
   std::deque<ShmRemote*> ready_;
   std::deque<Task> tasks_;
+  Handful* in_hand_ = nullptr;                          // of the thread that serves
   std::deque<std::unique_ptr<Transfer>> transfers_[2];  // by ParsedLetter::reply
   // The same numbers, for those who look without the lock.
   std::atomic<std::size_t> ready_count_{0};

@@ -10,7 +10,7 @@ void ShmEndpoint::lose(ShmRemote& remote, const Error& why) {
   if (remote.ending_) return;
   remote.ending_ = true;
   remote.why_ = why;
-  remote.lost_.store(true, std::memory_order_release);
+  remote.lost_.store(true);
   // Segments that have not come will not.
   remote.transfers_ -= remote.stalled_.size();
   remote.stalled_.clear();

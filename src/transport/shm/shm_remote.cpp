@@ -101,7 +101,7 @@ SendResult ShmRemote::try_send(const Letter& letter, Sent on_sent) {
   const SendResult result =
       plan.loaned_bytes() != 0 ? send_large(letter, plan, on_sent) : send_small(letter, plan);
   if (result != SendResult::kSent) return result;
-  if (bell_->announce_letter(letter.reply)) note_woken();
+  bell_->announce_letter(letter.reply);
   if (on_sent) on_sent(nullptr);  // unless the loan has it
   return result;
 }
@@ -205,7 +205,7 @@ SendResult ShmRemote::send_plain(const Letter& letter) {
     write_head(to, letter, entry_bytes, 0);
     writer_.commit();
   }
-  if (bell_->announce_letter(letter.reply)) note_woken();
+  bell_->announce_letter(letter.reply);
   return SendResult::kSent;
 }
 

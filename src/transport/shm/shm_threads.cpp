@@ -15,9 +15,6 @@ struct Serving {
 };
 thread_local Serving serving_here;
 
-// This thread has woken somebody by a system call since it last waited.
-thread_local bool has_woken = false;
-
 // A sleep that was no longer than this, two wake-ups included, would have been a short spin.
 constexpr auto kShortSleep = std::chrono::microseconds(200);
 // How often one looks who lingers, and after how many looks in vain it ends.
@@ -43,8 +40,6 @@ Deadline earlier(const Deadline& a, const Deadline& b) {
 }
 
 }  // namespace
-
-void note_woken() noexcept { has_woken = true; }
 
 bool ShmEndpoint::timer_is_due() const noexcept {
   const std::int64_t next = next_timer_.load(std::memory_order_relaxed);
@@ -112,6 +107,7 @@ void ShmEndpoint::be_servant() {
 void ShmEndpoint::hand_over() noexcept {
   if (!home_.is_here() || !options_.service_thread) return;
   {
+    const Lock lock(mutex_);  // whoever takes letters has looked whose turn it is
     auto servants = servants_.lock();
     // One that was handed over and not taken yet is enough.
     if (servants->stop || !servants->taken) return;
@@ -164,6 +160,11 @@ void ShmEndpoint::serve(std::uint64_t turn) {
   const auto sees = [&] {
     return watched.sees() || bell().watched.load(std::memory_order_relaxed) != watched.number;
   };
+  Handful hand;
+  {
+    const Lock lock(mutex_);
+    if (has_turn(turn)) take_over_hand();
+  }
   while (has_turn(turn)) {
     bool worked = false;
     // Who lingers while others come by takes some of what they have left, or they would not come.
@@ -171,12 +172,20 @@ void ShmEndpoint::serve(std::uint64_t turn) {
     while (((!is_attended() && sees()) || for_service() || timer_is_due()) && left-- > 0 &&
            has_turn(turn)) {
       Lock lock(mutex_);
+      if (!has_turn(turn)) break;
       if (watched.number != bell().watched.load()) {
         watched = {watched_ring_, watched_ ? watched_->number_ + 1 : 0};
       }
-      const Moved moved = poll_one(lock, Serve::kAll);
+      const Moved moved = poll_one(lock, Serve::kAll, &hand);
       worked |= moved != Moved::kNothing;
       if (moved == Moved::kReply) wake();
+      if (moved != Moved::kTaken) continue;
+      lock.unlock();
+      while (has_turn(turn)) {
+        const PlainLetter* const letter = hand.claim();
+        if (!letter) break;
+        arrive(*hand.remote, *letter);
+      }
     }
     begin_to_linger();
     const bool lingers = lingering_.load(std::memory_order_relaxed);
@@ -210,6 +219,8 @@ void ShmEndpoint::serve(std::uint64_t turn) {
     }
   }
   serving_here = {};
+  const Lock lock(mutex_);
+  if (in_hand_ == &hand) take_over_hand();
 }
 
 bool ShmEndpoint::poll(Serve serve) {
@@ -292,8 +303,7 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
   Attendance here(*this);
   constexpr int kClockEvery = 256;
   for (;;) {
-    // Who had to be woken will not answer soon.
-    const int spins = std::exchange(has_woken, false) ? 0 : wait_spins_.spins();
+    const int spins = wait_spins_.spins();
     for (int i = 0;; ++i) {
       if (here.watched.sees() || something(Serve::kReplies) ||
           bell().watched.load(std::memory_order_relaxed) != here.watched.number) {
@@ -303,7 +313,8 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
             here.watched = {watched_ring_, watched_ ? watched_->number_ + 1 : 0};
           }
           const Moved moved = poll_one(lock, Serve::kReplies);
-          if (moved != Moved::kNothing) i = 0;
+          // What it finds for others is no reason to stay.
+          if (moved == Moved::kReply) i = 0;
           here.completed |= moved == Moved::kReply;
         }
       }
