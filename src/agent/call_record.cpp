@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <utility>
 
 namespace convoy::agent {
 namespace {
@@ -10,6 +11,8 @@ namespace {
 // have numbers of the process, as its record has; those beyond have no name there.
 constexpr std::size_t kMostNames = 2048;
 std::array<std::atomic<std::uint32_t>, kMostNames> function_texts;
+
+thread_local bool is_together = false;
 
 }  // namespace
 
@@ -32,9 +35,19 @@ void CallRecord::add_worker(WorkerId id, const std::string& name) noexcept {
   if (group_ != 0) recorder_->name_worker(group_, id, name);
 }
 
-CallRecord::Ticket CallRecord::gathers(std::string_view what, Time now) noexcept {
-  if (group_ == 0) return 0;
-  return recorder_->begin_call({.group = group_, .function = recorder_->text(what)}, now, true);
+CallRecord::Together::Together(CallRecord& record, std::string_view what) noexcept
+    : record_(record), outer_(!std::exchange(is_together, true)) {
+  if (!outer_ || record.group_ == 0) return;
+  flight::Recorder& recorder = *record.recorder_;
+  ticket_ = recorder.begin_call({.group = record.group_, .function = recorder.text(what)},
+                                flight::Clock::now(), /*started=*/true);
+}
+
+CallRecord::Together::~Together() {
+  if (!outer_) return;
+  is_together = false;
+  record_.ended(ticket_, std::uncaught_exceptions() == errors_ ? End::kWell : End::kFailed,
+                flight::Clock::now());
 }
 
 std::uint64_t CallRecord::text_of(FunctionId function) noexcept {

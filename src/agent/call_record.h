@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "agent/call.h"
 #include "agent/functions.h"
@@ -44,8 +47,22 @@ class CallRecord {
   }
   // It has gone.
   void sent(Ticket ticket, Time now) noexcept { began(ticket, now); }
-  // All workers do something together.
-  Ticket gathers(std::string_view what, Time now) noexcept;
+
+  // While one lives, this thread waits for other workers: `what` is "barrier" of all of them, or
+  // "barrier of 2 workers". One within another is part of it.
+  class Together {
+   public:
+    Together(CallRecord& record, std::string_view what) noexcept;
+    Together(const Together&) = delete;
+    Together& operator=(const Together&) = delete;
+    ~Together();
+
+   private:
+    CallRecord& record_;
+    const int errors_ = std::uncaught_exceptions();
+    const bool outer_;
+    Ticket ticket_ = 0;
+  };
 
   // --- others' ---
 

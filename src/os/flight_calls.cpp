@@ -43,6 +43,24 @@ std::string state_there(const Calls& calls, const Log& log, const Entry& entry, 
   }
 }
 
+// Of something that all workers of a session do together: who does not do it yet.
+std::string who_is_missing(const Calls& calls, const Log& log, const Entry& entry) {
+  const GroupEntry* const session = log.group_of(entry);
+  if (!session || entry.operation.find(" of ") != std::string::npos) return "";
+  std::string names;
+  for (const Log& other : calls.job()) {
+    for (const auto& [id, group] : other.groups) {
+      if (group.session != session->session) continue;
+      const bool came = std::any_of(other.calls.begin(), other.calls.end(), [&](const Entry& one) {
+        return one.group == id && one.peer < 0 && one.operation == entry.operation && !one.over();
+      });
+      if (!came) names += concat(names.empty() ? "" : ", ", group.name);
+    }
+  }
+  if (names.empty()) return "";
+  return concat("; ", names, names.find(',') == names.npos ? " has" : " have", " not come");
+}
+
 std::string call_line(const Log& log, const Entry& entry, const Calls& calls, nanoseconds now) {
   const std::string who = worker_of(log, entry);
   const std::string peer = peer_of(log, entry);
@@ -52,11 +70,11 @@ std::string call_line(const Log& log, const Entry& entry, const Calls& calls, na
                   since_then(now - (runs ? entry.started : entry.created)), " for ", peer, ": ",
                   function_and_number(entry));
   }
-  return concat(who, ": waits since ", since_then(now - entry.created), " for ", peer, ": ",
-                function_and_number(entry),
-                entry.state == State::kScheduled && entry.peer >= 0
-                    ? ", which has not been sent yet"
-                    : state_there(calls, log, entry, now));
+  const std::string text = concat(who, ": waits since ", since_then(now - entry.created), " for ",
+                                  peer, ": ", function_and_number(entry));
+  if (entry.peer < 0) return text + who_is_missing(calls, log, entry);
+  return text + (entry.state == State::kScheduled ? ", which has not been sent yet"
+                                                  : state_there(calls, log, entry, now));
 }
 
 // Those that waited for longest, and how many there are more.
@@ -115,7 +133,7 @@ std::string worker_of(const Log& log, const Entry& entry) {
 }
 
 std::string peer_of(const Log& log, const Entry& entry) {
-  if (entry.peer < 0) return "all workers";
+  if (entry.peer < 0) return "others";
   const GroupEntry* const group = log.group_of(entry);
   const auto rank = static_cast<std::size_t>(entry.peer);
   if (group && rank < group->workers.size() && !group->workers[rank].empty()) {

@@ -215,6 +215,7 @@ const std::map<std::string, std::function<void(const std::string&)>> kWithValue 
 const std::map<std::string, std::function<void()>> kWithout = {
     {"pid", [] { std::cout << "pid " << getpid() << std::endl; }},
     {"meet", [] { workers(); }},
+    {"shutdown", [] { workers().shutdown(Deadline::after(std::chrono::seconds(50))); }},
     {"cwd", [] { std::cout << "cwd " << std::filesystem::current_path().string() << std::endl; }},
     {"cores", print_cores},
     {"wait", [] { wait_for_ever(); }},

@@ -268,10 +268,14 @@ TEST(Record, CallsOutliveAWorker) {
 
 // One that hangs is stopped by a person, or by the clock.
 TEST(Record, TellsOfCallsWhenAJobIsEnded) {
-  auto job = Launched::run({"-n", "3", "--timeout", "3s"}, {"meet", "only", "2", "call-echo", "0",
-                                                            "call-train-step", "0", "all", "wait"});
+  auto job = Launched::run({"-n", "3", "--timeout", "3s"},
+                           {"meet", "only", "2", "call-echo", "0", "call-train-step", "0", "only",
+                            "1", "shutdown", "all", "wait"});
   EXPECT_EQ(job.finish().shell_code(), 124);
-  EXPECT_THAT(job.err(), ContainsRegex(concat("  calls under way:\n    \\| ", kWaits)));
+  EXPECT_THAT(job.err(), AllOf(HasSubstr("  calls under way:\n    | "), ContainsRegex(kWaits),
+                               ContainsRegex("worker1 \\(rank 1\\): waits since [0-9.]+ s for "
+                                             "others: shutdown; worker0, worker2 have not "
+                                             "come\n")));
 }
 
 TEST(Record, ATraceOfAWholeJob) {
