@@ -8,8 +8,8 @@
 #include <sstream>
 #include <utility>
 
+#include "base/chrome_trace.h"
 #include "base/error.h"
-#include "base/quote.h"
 #include "convoy/group.h"
 
 namespace convoy {
@@ -246,42 +246,8 @@ std::map<std::string, std::string> DdpStats::to_map() const {
 
 namespace {
 
-class TraceWriter {
- public:
-  explicit TraceWriter(int rank) : rank_(rank) {}
-
-  void span(const char* lane, const std::string& name, Time from, Time to,
-            const std::string& more = "") {
-    if (from == Time{} || to == Time{} || to < from) return;
-    begin_event("X", lane) << ",\"name\":" << quote_json(name) << ",\"ts\":" << micros(from)
-                           << ",\"dur\":" << micros(to) - micros(from);
-    if (!more.empty()) out_ << ",\"args\":{" << more << "}";
-    out_ << "}";
-  }
-  std::string text() {
-    begin_event("M", "process") << ",\"name\":\"process_name\",\"args\":{\"name\":\"rank " << rank_
-                                << "\"}}";
-    return out_.str();
-  }
-
- private:
-  static double micros(Time time) {
-    return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
-  }
-  std::ostream& begin_event(const char* phase, const char* lane) {
-    if (out_.tellp() == 0)
-      out_ << std::fixed << std::setprecision(3);
-    else
-      out_ << ",\n";
-    return out_ << "{\"ph\":\"" << phase << "\",\"pid\":" << rank_ << ",\"tid\":\"" << lane << "\"";
-  }
-
-  const int rank_;
-  std::ostringstream out_;
-};
-
 std::string events_of(const RoundTimes& times, const std::vector<std::string>& names, int rank) {
-  TraceWriter trace(rank);
+  ChromeTrace trace(rank, concat("rank ", rank));
   trace.span("compute", concat("step ", times.backward), times.last_end, times.end);
   trace.span("compute", "forward", times.forward_begin, times.forward_end);
   trace.span("compute", "backward", times.begin, times.computed);
@@ -294,8 +260,8 @@ std::string events_of(const RoundTimes& times, const std::vector<std::string>& n
     const BucketTimes& bucket = times.buckets[b];
     const std::string name = b < names.size() ? names[b] : concat("bucket ", b);
     const std::string lane = concat("bucket ", b);
-    trace.span(lane.c_str(), "ready", bucket.ready, bucket.launched);
-    trace.span(lane.c_str(), name, bucket.launched, bucket.done,
+    trace.span(lane, "ready", bucket.ready, bucket.launched);
+    trace.span(lane, name, bucket.launched, bucket.done,
                concat("\"bytes\":", bucket.bytes, ",\"waited_for\":", bucket.waited_for,
                       ",\"waited_us\":", bucket.waited.count() / 1000));
   }
@@ -311,7 +277,7 @@ void write_trace(const ProcessGroup& group, const RoundTimes& times,
   if (group.rank() == 0) {
     errno = 0;
     std::ofstream file(path);
-    file << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" << words(all, ",\n") << "\n]}\n";
+    file << chrome_trace(all);
     file.close();
     if (!file)
       error = concat("write_trace: cannot write ", in_quotes(path), ": ", errno_text(errno));
