@@ -381,6 +381,40 @@ TEST(RpcLifeTest, ACoroutineThatWaitsOnAThreadOfThePoolIsReplaced) {
   life::promised.reset();
 }
 
+// Each ends the next one.
+TEST(RpcLifeTest, ChainsMayBeLong) {
+  constexpr int kLinks = 50'000;
+  Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < kLinks; ++i) future = future.then([](int n) { return n + 1; });
+  promise.set_value(0);
+  EXPECT_EQ(future.wait(), kLinks);
+  auto broken = Promise<int>().future();
+  {
+    Promise<int> dropped;
+    broken = dropped.future();
+    for (int i = 0; i < kLinks; ++i) broken = broken.then([](int n) { return n + 1; });
+  }
+  expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(broken.wait()); });
+}
+
+// A call in a callback should not be waited for, and works if it is.
+TEST(RpcLifeTest, ACallbackMayWait) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    auto options = options_of(r);
+    options.threads = 1;
+    options.timeout = 10s;
+    const Session session(options);
+    const int other = 1 - r.id();
+    const auto call = [session, other](bool) { return session.rpc_sync<life::rank_here>(other); };
+    EXPECT_EQ(session.rpc_async<life::run_for>(other, 20).then(call).wait(), other);
+    const auto alone = session.rpc_async<life::run_for>(other, 20).then(call);
+    while (!alone.done() && !r.deadline().expired()) std::this_thread::yield();
+    EXPECT_EQ(alone.wait(), other);
+    session.shutdown();
+  });
+}
+
 // --- names ---
 
 TEST(RpcLifeTest, TwoFunctionsOfOneNameAndSignatureAreRefused) {

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <filesystem>
@@ -15,9 +16,11 @@
 #include <vector>
 
 #include "base/concat.h"
+#include "base/log.h"
 #include "convoy/rpc.h"
 #include "convoy/share.h"
 #include "convoy/spawn.h"
+#include "support/capture.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -96,6 +99,40 @@ Future<std::string> async_function_of_callback(int to) {
       [](int) { return current().function(); });
 }
 CONVOY_RPC(async_function_of_callback);
+
+// A -> B -> C -> C, as a function that is asynchronous itself.
+Future<at::Tensor> async_nested(const std::string& to, const at::Tensor& a) {
+  return current()
+      .session()
+      .rpc_async<async_add>(to, to, a, torch::ones({2, 2}))
+      .then([](const at::Tensor& t) { return t + 2; });
+}
+CONVOY_RPC(async_nested);
+
+Future<at::Tensor> async_chained_multi(const std::string& to, const at::Tensor& a, int times,
+                                       double step) {
+  auto future = current().session().rpc_async<my_add>(to, a, torch::zeros({2, 2}));
+  for (int i = 0; i < times; ++i) {
+    future = future.then([step](const at::Tensor& t) { return t + step; });
+  }
+  return future;
+}
+CONVOY_RPC(async_chained_multi);
+
+Future<at::Tensor> async_fanout(const std::string& to, const at::Tensor& a, int times,
+                                double step) {
+  const auto session = current().session();
+  const auto zeros = torch::zeros({2, 2});
+  std::vector<Future<at::Tensor>> futures;
+  for (int i = 0; i < times; ++i) {
+    const at::Tensor& base = i == 0 ? a : zeros;
+    futures.push_back(session.rpc_async<my_add>(to, base, torch::full({2, 2}, step)));
+  }
+  at::Tensor sum = zeros;
+  for (const auto& future : futures) sum = sum + co_await future;
+  co_return sum;
+}
+CONVOY_RPC(async_fanout);
 
 Future<at::Tensor> async_raise() {
   Promise<at::Tensor> promise;
@@ -236,7 +273,9 @@ void keep_promise(int n) { promised().set_value(n); }
 CONVOY_RPC(keep_promise);
 
 std::atomic<int> seen_cancelled{0};
+std::atomic<int> waits_for_cancel{0};
 void wait_for_cancel() {
+  ++waits_for_cancel;
   const auto call = current();
   const auto deadline = Deadline::after(30s);
   while (!call.cancelled() && !deadline.expired()) std::this_thread::yield();
@@ -304,13 +343,16 @@ TEST_P(RpcModes, Add) {  // test_add, test_add_with_id, test_int_callee
 TEST(RpcTest, SelfAdd) {  // test_self_add
   run_workers(2, [](Session& session, int rank) {
     const auto ones = torch::ones({2, 2});
-    auto future = session.rpc_async<my_add>(rank, ones, ones);
+    const auto self = session.worker_info();
+    auto future = session.rpc_async<my_add>(self, ones, ones);
+    EXPECT_TRUE(equal(session.rpc_sync<my_add>(self, ones, ones), 2));
     EXPECT_TRUE(equal(session.rpc_sync<my_add>(name_of(rank), ones, ones), 2));
     EXPECT_TRUE(equal(future.wait(), 2));
   });
 }
 
 TEST(RpcTest, SendToRank) {  // test_send_to_rank
+  static_assert(!std::is_convertible_v<double, To>, "no rank is 0.5");
   run_workers(4, [](Session& session, int) {
     const auto ones = torch::ones({2, 2});
     for (const int bad : {5, -1}) {
@@ -320,6 +362,7 @@ TEST(RpcTest, SendToRank) {  // test_send_to_rank
                    [&] { static_cast<void>(session.rpc_async<my_add>(bad, ones, ones)); });
     }
     EXPECT_TRUE(equal(session.rpc_sync<my_add>(next_of(session), ones, ones), 2));
+    EXPECT_TRUE(equal(session.rpc_async<my_add>(next_of(session), ones, ones).wait(), 2));
   });
 }
 
@@ -338,7 +381,9 @@ TEST(RpcTest, WorkerInfos) {  // test_worker_id, test_get_worker_infos
 }
 
 TEST(RpcTest, InvalidNames) {  // test_invalid_names
-  for (const std::string& name : {std::string("abc*"), std::string(" "), std::string(500, 'a')}) {
+  // An empty one is none: then it is "worker0".
+  for (const std::string& name :
+       {std::string("abc*"), std::string(" "), std::string(128, 'a'), std::string(500, 'a')}) {
     expect_error(ErrorKind::kInvalidArgument, "name", [&] {
       Session({.name = name, .rank = 0, .size = 1, .store = make_local_store()});
     });
@@ -349,9 +394,12 @@ TEST(RpcTest, InvalidNames) {  // test_invalid_names
 }
 
 TEST(RpcTest, DuplicateName) {  // test_duplicate_name, test_duplicate_name_2
-  RankGroup(3, RankMode::kThreads).run([](Rank& r) {
+  RankGroup(4, RankMode::kThreads).run([](Rank& r) {
     auto options = options_of(r);
-    options.name = r.id() == 2 ? "duplicate_name" : name_of(r.id() * 0);
+    options.name = "duplicate_name";
+    expect_error(ErrorKind::kInvalidArgument, "is not unique", [&] { Session session(options); });
+    // Two of four: all are told.
+    options.name = name_of(r.id() % (r.size() - 1));
     expect_error(ErrorKind::kInvalidArgument, "is not unique", [&] { Session session(options); });
   });
 }
@@ -495,23 +543,39 @@ TEST(RpcTest, AllGatherTimeout) {  // test_all_gather_timeout
 }
 
 std::atomic<int> arrived{0};
+std::array<std::atomic<int>, 2> arrived_by_half;
 
 TEST(RpcTest, Barrier) {  // test_rpc_barrier_all, _subset, _partial_subset
   arrived = 0;
+  for (auto& count : arrived_by_half) count = 0;
   run_workers(4, [](Session& session, int rank) {
     ++arrived;
     session.barrier();
     EXPECT_EQ(arrived, 4);
     session.barrier();
-    if (rank % 2 == 0) session.barrier({"worker0", "worker2"});
+    // Two halves, each for itself.
+    const int half = rank % 2;
+    const std::vector<std::string> mine = half == 0
+                                              ? std::vector<std::string>{"worker0", "worker2"}
+                                              : std::vector<std::string>{"worker1", "worker3"};
+    ++arrived_by_half[half];
+    session.barrier(mine);
+    EXPECT_EQ(arrived_by_half[half], 2);
+    session.barrier();
+    // One half, and each of the others alone.
+    ++arrived_by_half[half];
+    session.barrier(half == 1 ? mine : std::vector<std::string>{name_of(rank)});
+    EXPECT_TRUE(half == 0 || arrived_by_half[1] == 4);
   });
 }
 
 TEST(RpcTest, CallAfterShutdown) {  // test_shutdown_followed_by_rpc
   run_workers(2, [](Session& session, int) {
+    const auto ones = torch::ones({2, 2});
+    EXPECT_TRUE(equal(session.rpc_sync<my_add>(next_of(session), ones, ones), 2));
     session.shutdown();
-    expect_error(ErrorKind::kInvalidArgument, "shut down",
-                 [&] { session.rpc_sync<light>(next_of(session)); });
+    expect_error(ErrorKind::kInvalidArgument, "RPC has not been initialized",
+                 [&] { session.rpc_sync<my_add>(next_of(session), ones, ones); });
   });
 }
 
@@ -521,14 +585,20 @@ TEST(RpcTest, Timeouts) {  // test_rpc_timeouts
   RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
     Session session(options_of(r));
     if (r.id() == 0) {
-      expect_error(ErrorKind::kTimeout, "worker1",
+      expect_error(ErrorKind::kTimeout, "ran for more than 0.1 s",
                    [&] { session.to(1, {.timeout = 100ms}).rpc_sync<wait_at_gate>(); });
+      expect_error(ErrorKind::kTimeout, "worker1",
+                   [&] { session.to(1, {.timeout = 50ms}).rpc_async<wait_at_gate>().wait(); });
       session.set_timeout(1ms);
       expect_error(ErrorKind::kTimeout, "worker1", [&] { session.rpc_sync<wait_at_gate>(1); });
+      expect_error(ErrorKind::kTimeout, "worker1",
+                   [&] { session.rpc_async<wait_at_gate>(1).wait(); });
       EXPECT_EQ(session.timeout(), 1ms);
       held.let_go();
       session.to(1, {.timeout = 30s}).rpc_sync<wait_at_gate>();
+      session.to(1, {.timeout = 30s}).rpc_async<wait_at_gate>().wait();
       session.to(1, {.timeout = 0s}).rpc_sync<wait_at_gate>();
+      session.to(1, {.timeout = 0s}).rpc_async<wait_at_gate>().wait();
       expect_error(ErrorKind::kInvalidArgument, "got -5",
                    [&] { static_cast<void>(session.to(1, {.timeout = -5ms})); });
       EXPECT_EQ((session.to(1, {.timeout = 120s}).rpc_sync<time_left>()), 120);
@@ -536,6 +606,19 @@ TEST(RpcTest, Timeouts) {  // test_rpc_timeouts
     }
     session.shutdown();
   });
+}
+
+TEST(RpcTest, RaisedErrorsAreLoggedByTheCallee) {  // test_py_raise_in_user_func
+  const LogLevel before = log_level();
+  set_log_level(LogLevel::kInfo);
+  convoy::test::StderrCapture log;
+  run_workers(1, [](Session& session, int) {
+    expect_error(ErrorKind::kRemote, "Expected error",
+                 [&] { session.rpc_async<raise>(0, "Expected error").wait(); });
+  });
+  set_log_level(before);
+  EXPECT_NE(log.text().find("std::invalid_argument: Expected error"), std::string::npos)
+      << log.text();
 }
 
 TEST(RpcTest, RaisedErrorsKeepTheirText) {  // test_py_raise_in_user_func, ..._escaped_str
@@ -555,15 +638,22 @@ TEST(RpcTest, RaisedErrorsKeepTheirText) {  // test_py_raise_in_user_func, ..._e
   });
 }
 
-TEST(RpcTest, WaitAllExitsEarly) {  // test_wait_all_exit_early_python, _script_function
+TEST(RpcTest, WaitAllExitsEarly) {  // test_wait_all_exit_early_python, _builtin
   Gate& held = gate();
   held.open = 0;
   RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
-    Session session(options_of(r));
+    auto options = options_of(r);
+    options.operators = {"aten::add"};
+    Session session(options);
     if (r.id() == 0) {
       std::vector<Future<void>> futures = {session.rpc_async<wait_at_gate>(1),
+                                           session.rpc_async<raise>(1, "Expected error"),
                                            session.rpc_async<raise>(1, "Expected error")};
       expect_error(ErrorKind::kRemote, "Expected error", [&] { wait_all(futures); });
+      const auto mismatch =
+          session.rpc_async<at::Tensor>(1, op("aten::add"), torch::rand(10), torch::rand(5));
+      futures = {futures[0], mismatch.then([](const at::Tensor&) {})};
+      expect_error(ErrorKind::kRemote, "size of tensor", [&] { wait_all(futures); });
       EXPECT_FALSE(futures[0].done());
       held.let_go();
       futures[0].wait();
@@ -624,7 +714,7 @@ TEST(RpcTest, NonContiguousTensors) {  // test_non_cont_tensors
   });
 }
 
-TEST(RpcTest, Callbacks) {  // test_callback_chain, _multi, _with_error, _none
+TEST(RpcTest, Callbacks) {  // test_callback_chain, _multi, _with_ret, _with_error
   run_workers(2, [](Session& session, int) {
     const auto ones = torch::ones({2, 2});
     auto chain = session.rpc_async<my_add>(next_of(session), ones, ones);
@@ -645,6 +735,13 @@ TEST(RpcTest, Callbacks) {  // test_callback_chain, _multi, _with_error, _none
     const auto seen = session.rpc_async<raise>(next_of(session), "Expected error")
                           .then([](const Future<void>& f) { return f.error() != nullptr; });
     EXPECT_TRUE(seen.wait());
+    const auto another =
+        session.rpc_async<raise>(next_of(session), "Expected error")
+            .then([](const Future<void>& f) {
+              expect_error(ErrorKind::kRemote, "Expected error", [&] { f.result(); });
+              throw std::runtime_error("Another expected error");
+            });
+    EXPECT_THROW(another.wait(), std::runtime_error);
     const auto own = sum.then([](const at::Tensor&) -> int { throw std::logic_error("own"); });
     EXPECT_THROW(static_cast<void>(own.wait()), std::logic_error);
     const auto to = next_of(session);
@@ -672,15 +769,28 @@ TEST(RpcTest, MarkFutureTwice) {  // test_mark_future_twice, test_future_done, _
   Future<int> orphan;
   { orphan = Promise<int>().future(); }
   expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(orphan.wait()); });
+  run_workers(1, [](Session& session, int) {
+    const auto called = session.rpc_async<light>(0);
+    EXPECT_EQ(called.wait(), 0);
+    EXPECT_TRUE(called.done());
+    const auto raised = session.rpc_async<raise>(0, "Expected error");
+    expect_error(ErrorKind::kRemote, "Expected error", [&] { raised.wait(); });
+    EXPECT_TRUE(raised.done());
+  });
 }
 
-TEST(RpcTest, AsyncFunctions) {  // test_async_function_simple, _chained, _nested, _raise, _multi
+// test_async_function_simple, _chained, _nested, _raise, _raise_async, _multi_chained,
+// _multi_fanout
+TEST(RpcTest, AsyncFunctions) {
   run_workers(3, [](Session& session, int rank) {
     const auto ones = torch::ones({2, 2});
     const int b = next_of(session);
     const auto c = name_of((rank + 2) % 3);
     EXPECT_TRUE(equal(session.rpc_sync<async_add>(b, c, ones, ones), 2));
     EXPECT_TRUE(equal(session.rpc_sync<async_chained>(b, c, ones), 4));
+    EXPECT_TRUE(equal(session.rpc_sync<async_nested>(b, c, ones), 4));
+    EXPECT_TRUE(equal(session.rpc_sync<async_chained_multi>(b, c, ones, 20, 3), 61));
+    EXPECT_TRUE(equal(session.rpc_sync<async_fanout>(b, c, ones, 20, 3), 61));
     EXPECT_EQ(session.rpc_sync<async_function_of_callback>(b, rank),
               "convoy::rpc::test::async_function_of_callback");
     expect_error(ErrorKind::kRemote, "Expected error", [&] { session.rpc_sync<async_raise>(b); });
@@ -922,18 +1032,19 @@ TEST(RpcTest, Operators) {
 }
 
 TEST(RpcTest, CancelledCalls) {
-  seen_cancelled = 0;
+  seen_cancelled = waits_for_cancel = 0;
   RankGroup(2, RankMode::kThreads).run([&](Rank& r) {
     Session session(options_of(r));
     if (r.id() == 0) {
       const auto future = session.rpc_async<wait_for_cancel>(1);
+      while (waits_for_cancel == 0 && !r.deadline().expired()) std::this_thread::yield();
       EXPECT_TRUE(future.cancel());
       EXPECT_FALSE(future.cancel());
       expect_error(ErrorKind::kCancelled, "", [&] { future.wait(); });
     }
     session.shutdown();
   });
-  EXPECT_LE(seen_cancelled, 1);  // 0: it was cancelled before it began
+  EXPECT_EQ(seen_cancelled, 1);
 }
 
 TEST(RpcTest, StatsAndThreads) {  // test_set_and_get_num_worker_threads
