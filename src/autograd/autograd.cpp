@@ -109,6 +109,7 @@ void ContextRef::backward(const std::vector<at::Tensor>& roots,
 
 Gradients ContextRef::gradients() const {
   require_open(*state_);
+  for (const auto& pass : state_->registry().passes_of(id())) pass->wait_for_decision();
   return Gradients(state_->gradients());
 }
 

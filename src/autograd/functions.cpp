@@ -39,7 +39,12 @@ void pass_failed(const PassId& pass, const PassError& error) {
 CONVOY_RPC(pass_failed);
 
 void commit(const PassHead& head) {
-  if (const auto pass = Registry::here().end_pass(head.pass)) pass->commit();
+  Registry& registry = Registry::here();
+  const auto pass = registry.find_pass(head.pass);
+  if (!pass) return;
+  // In this order: until then whoever wants the gradients waits for them.
+  pass->commit();
+  registry.end_pass(head.pass);
 }
 CONVOY_RPC(commit);
 

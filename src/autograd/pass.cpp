@@ -21,6 +21,9 @@ namespace {
 namespace ag = torch::autograd;
 using Capture = ag::GraphTask::ExecInfo::Capture;
 
+// How long whoever wants gradients waits at least for the root of a pass that is over here.
+constexpr std::chrono::seconds kLeastDecisionTime(10);
+
 // By the clock of this worker's endpoint.
 Deadline deadline_after(const Registry& registry, std::uint64_t remaining) {
   if (remaining == kNoLimit) return Deadline::never();
@@ -157,7 +160,7 @@ void Pass::deliver(std::uint64_t message, const std::vector<at::Tensor>& gradien
   bool starts = false;
   {
     const std::scoped_lock lock(mutex_);
-    if (aborted() || state_ == State::kDone || !came_.insert(message).second) return;
+    if (aborted() || state_ >= State::kDone || !came_.insert(message).second) return;
     if (fast_ && state_ == State::kDiscovery) {
       for (const auto& sent : context_->all_sent()) walk_.follow_all(sent);
     }
@@ -311,11 +314,26 @@ void Pass::run_for_root() noexcept {
 void Pass::commit() {
   {
     const std::scoped_lock lock(mutex_);
+    if (state_ == State::kCommitted || aborted()) return;
     if (state_ != State::kDone) {
       fail(ErrorKind::kInternal, "autograd: a backward pass that has not run is to be committed");
     }
+    context_->add(std::exchange(gradients_, {}));
+    state_ = State::kCommitted;
   }
-  context_->add(std::exchange(gradients_, {}));
+  registry_.session()->agent().wake();
+}
+
+void Pass::wait_for_decision() const {
+  const auto session = registry_.session();
+  const auto decided = [this] {
+    const std::scoped_lock lock(mutex_);
+    return state_ != State::kDone || aborted();
+  };
+  const auto least = Deadline::after(kLeastDecisionTime, session->agent().now());
+  if (session->agent().wait(std::max(deadline_, least), decided)) return;
+  fail(ErrorKind::kTimeout, "autograd: ", registry_.name_of(id_.root),
+       " has not said whether backward pass ", id_.number, " went well");
 }
 
 AbortReply Pass::abort(const std::string& why) {

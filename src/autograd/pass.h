@@ -30,7 +30,8 @@ class Registry;
 
 // One worker's part of a backward pass: what of its graph takes part, the gradients that have come
 // for it, and those that it has computed. Its states: discovery (the walk grows), running (one run
-// of libtorch's engine), done (the root decides); ended, when the registry has let go of it.
+// of libtorch's engine), done (the root decides), committed; ended, when the registry has let go of
+// it.
 // Thread-safe, but for run().
 class Pass : public std::enable_shared_from_this<Pass> {
  public:
@@ -64,8 +65,10 @@ class Pass : public std::enable_shared_from_this<Pass> {
 
   // --- the end ---
 
-  // What run() has computed becomes the context's.
+  // What run() has computed becomes the context's. Once.
   void commit();
+  // Of one that is over here: until the root has decided. kTimeout.
+  void wait_for_decision() const;
   // A running engine stops before its next node. What it waits for.
   AbortReply abort(const std::string& why);
   bool aborted() const { return aborted_.load(); }
@@ -92,7 +95,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   bool is_current_task() const;
 
  private:
-  enum class State { kDiscovery, kRunning, kDone };
+  enum class State { kDiscovery, kRunning, kDone, kCommitted };
 
   std::vector<Ports> expand_locked(const std::vector<Ports>& ports);
   void run_for_root() noexcept;
