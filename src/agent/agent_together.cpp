@@ -17,7 +17,7 @@ constexpr std::size_t kMostNamed = 8;
 // Who waits so long for a value asks for it, and then less and less often: letters may get lost on
 // endpoints of some kinds.
 constexpr std::chrono::milliseconds kAskAfter(100);
-constexpr std::chrono::milliseconds kMostAskAfter(2000);
+constexpr std::chrono::milliseconds kMostAskAfter(10'000);
 // Longer ones are not kept for those who ask when it is over.
 constexpr std::size_t kMostKeptValue = std::size_t{64} << 10;
 
@@ -275,8 +275,8 @@ bool Agent::settle(const Deadline& deadline) {
     const bool idle = wait_aside(deadline, [&] { return closed_.load() || is_idle(); });
     awaits_idle_.fetch_sub(1);
     if (!idle) {
-      fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ",
-           describe_under_way());
+      fail(ErrorKind::kTimeout, "shutdown of ", options_.name,
+           ": timed out; under way: ", describe_under_way());
     }
     if (closed_.load()) return false;
     if (grows_) return true;  // the others go on
