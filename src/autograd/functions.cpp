@@ -14,17 +14,22 @@ std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
 }
 CONVOY_RPC(expand);
 
-void take_gradient(const PassHead& head, std::uint64_t message,
-                   const std::vector<at::Tensor>& gradients) {
+rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t message,
+                                         const std::vector<at::Tensor>& gradients) {
   Registry& registry = Registry::here();
   // With discovery behind it a pass is known here, or over.
   const auto pass = head.fast ? registry.find_or_make_pass(head) : registry.find_pass(head.pass);
-  if (pass) {
-    pass->deliver(message, gradients);
-  } else if (!registry.has_ended(head.pass)) {
-    fail(ErrorKind::kInvalidArgument, "autograd: nobody has asked for message ", message,
-         " of context ", head.context, " in this backward pass");
+  if (!pass) {
+    if (!registry.has_ended(head.pass)) {
+      fail(ErrorKind::kInvalidArgument, "autograd: nobody has asked for message ", message,
+           " of context ", head.context, " in this backward pass");
+    }
+    return Pass::nothing_for_root();
   }
+  const bool from_root = agent::Request::current()->caller().id == head.pass.root;
+  auto answer = from_root ? pass->answer_for_root(message) : Pass::nothing_for_root();
+  pass->deliver(message, gradients);
+  return answer;
 }
 CONVOY_RPC(take_gradient);
 

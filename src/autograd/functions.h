@@ -15,9 +15,10 @@ namespace convoy::autograd::detail {
 // do they lead to? The batch is the root's number of the question.
 std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
                           const std::vector<Ports>& ports);
-// Gradients of a message's tensors.
-void take_gradient(const PassHead& head, std::uint64_t message,
-                   const std::vector<at::Tensor>& gradients);
+// Gradients of a message's tensors. The answer to the root comes when this worker has something for
+// it, and waits or is done; that to others at once.
+rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t message,
+                                         const std::vector<at::Tensor>& gradients);
 // To the root: all that was to be run there has run; gradients went to these workers.
 void pass_done(const PassId& pass, WorkerId worker, const std::vector<WorkerId>& engaged);
 void pass_failed(const PassId& pass, const PassError& error);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "autograd/coordinator.h"
 #include "autograd/functions.h"
 #include "autograd/nodes.h"
 #include "autograd/registry.h"
@@ -20,6 +21,10 @@ namespace {
 
 namespace ag = torch::autograd;
 using Capture = ag::GraphTask::ExecInfo::Capture;
+
+// What a worker has for the root goes when it waits or is done, but not later than this.
+constexpr std::size_t kMostHeldBack = 16384;  // bytes
+constexpr std::chrono::microseconds kMostHeldTime(50);
 
 // How long whoever wants gradients waits at least for the root of a pass that is over here.
 constexpr std::chrono::seconds kLeastDecisionTime(10);
@@ -188,6 +193,7 @@ Pass::Arrived Pass::next_gradient() {
     const std::scoped_lock lock(mutex_);
     return !arrived_.empty() || aborted();
   };
+  if (!for_root_.empty() && !ready()) flush(false);
   const bool in_time = session->agent().wait(deadline_, ready);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
@@ -203,15 +209,26 @@ Pass::Arrived Pass::next_gradient() {
 
 void Pass::send_back(const RecvNode& recv, ag::variable_list&& gradients) {
   const WorkerId to = recv.sender();
-  if (to == registry_.self()) return deliver(recv.message(), gradients);
+  const WorkerId self = registry_.self();
+  if (to == self) return deliver(recv.message(), gradients);
   {
     const std::scoped_lock lock(mutex_);
     engaged_.insert(to);
   }
+  if (to != id_.root) return send(to, recv.message(), gradients);
+  std::size_t bytes = 0;
+  for (const at::Tensor& gradient : gradients) bytes += gradient.defined() ? gradient.nbytes() : 0;
+  if (for_root_.empty()) for_root_since_ = std::chrono::steady_clock::now();
+  for_root_.push_back({recv.message(), std::move(gradients)});
+  if (bytes > kMostHeldBack) flush(false);
+}
+
+void Pass::send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& gradients) {
   registry_.ask<take_gradient>(
       to, deadline_,
-      [self = shared_from_this(), to](const rpc::Future<void>& answer) {
-        if (!answer.error() || self->aborted()) return;
+      [self = shared_from_this(), to](const rpc::Future<GradientReply>& answer) {
+        if (!answer.error()) return self->took_answer(answer.result(), to);
+        if (self->aborted()) return;
         // The root hears of it, from whoever sees it.
         PassError error = self->describe(answer.error());
         error.worker = to;
@@ -220,7 +237,78 @@ void Pass::send_back(const RecvNode& recv, ag::variable_list&& gradients) {
         self->registry_.ask<pass_failed>(
             self->id_.root, self->deadline_, [](const rpc::Future<void>&) {}, self->id_, error);
       },
-      head(), recv.message(), std::move(gradients));
+      head(), message, gradients);
+}
+
+// At the root.
+void Pass::took_answer(const GradientReply& reply, WorkerId from) {
+  try {
+    for (const MessageGradients& each : reply.back) deliver(each.message, each.gradients);
+    if (!reply.done) return;
+    if (const auto root = registry_.coordinator(id_)) root->done(from, reply.engaged);
+  } catch (const Error& error) {
+    if (const auto root = registry_.coordinator(id_)) {
+      root->failed({static_cast<std::int32_t>(error.kind()), from, "", error.what()});
+    }
+  }
+}
+
+rpc::Future<GradientReply> Pass::nothing_for_root() {
+  rpc::Promise<GradientReply> nothing;
+  nothing.set_value();
+  return nothing.future();
+}
+
+rpc::Future<GradientReply> Pass::answer_for_root(std::uint64_t message) {
+  const std::scoped_lock lock(mutex_);
+  RootCall& call = root_calls_[message];
+  if (answered_all_ && !call.answer) call.answer.emplace();
+  rpc::Promise<GradientReply> promise;
+  auto future = promise.future();
+  if (call.answer) {
+    promise.set_value(*call.answer);
+  } else {
+    call.waiting.push_back(std::move(promise));
+  }
+  return future;
+}
+
+void Pass::flush(bool done) {
+  GradientReply reply{std::exchange(for_root_, {}), done, {}};
+  std::vector<rpc::Promise<GradientReply>> waiting;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (done) reply.engaged.assign(engaged_.begin(), engaged_.end());
+    for (auto& [message, call] : root_calls_) {
+      if (call.waiting.empty()) continue;
+      call.answer = reply;
+      waiting.swap(call.waiting);
+      break;
+    }
+  }
+  if (!waiting.empty()) {
+    for (auto& promise : waiting) promise.set_value(reply);
+    return;
+  }
+  // None of its calls is open.
+  for (const auto& each : reply.back) send(id_.root, each.message, each.gradients);
+  if (!done) return;
+  registry_.ask<pass_done>(
+      id_.root, deadline_, [](const rpc::Future<void>&) {}, id_, registry_.self(), reply.engaged);
+}
+
+void Pass::answer_all() {
+  std::vector<rpc::Promise<GradientReply>> waiting;
+  {
+    const std::scoped_lock lock(mutex_);
+    answered_all_ = true;
+    for (auto& [message, call] : root_calls_) {
+      for (auto& promise : call.waiting) waiting.push_back(std::move(promise));
+      call.waiting.clear();
+      if (!call.answer) call.answer.emplace();
+    }
+  }
+  for (auto& promise : waiting) promise.set_value();
 }
 
 void Pass::before_node(const char* name) {
@@ -228,6 +316,9 @@ void Pass::before_node(const char* name) {
 }
 
 void Pass::after_node() {
+  if (!for_root_.empty() && std::chrono::steady_clock::now() - for_root_since_ > kMostHeldTime) {
+    flush(false);
+  }
   if (!aborted() || !is_current_task()) return;
   // The engine passes over all that is left.
   auto& all = const_cast<std::unordered_map<ag::Node*, ag::GraphTask::ExecInfo>&>(
@@ -295,15 +386,15 @@ void Pass::run_for_root() noexcept {
   try {
     try {
       run({}, {});
+      flush(true);
     } catch (...) {
-      if (aborted()) return;
-      registry_.ask<pass_failed>(
-          id_.root, deadline_, [](const rpc::Future<void>&) {}, id_,
-          describe(std::current_exception(), node_));
-      return;
+      if (!aborted()) {
+        registry_.ask<pass_failed>(
+            id_.root, deadline_, [](const rpc::Future<void>&) {}, id_,
+            describe(std::current_exception(), node_));
+      }
     }
-    registry_.ask<pass_done>(
-        id_.root, deadline_, [](const rpc::Future<void>&) {}, id_, registry_.self(), engaged());
+    answer_all();
   } catch (const std::exception& error) {
     log_warn("autograd: a backward pass ended, and its root cannot be told: ", error.what());
   }

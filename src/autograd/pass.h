@@ -62,6 +62,10 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // Gradients of a message that this worker sent. The first one starts it. Ignored if they have
   // come before.
   void deliver(std::uint64_t message, const std::vector<at::Tensor>& gradients);
+  // At a worker that is not the root: what goes there goes as an answer to one of its calls, if
+  // that can be. The same one, if the call comes again.
+  rpc::Future<GradientReply> answer_for_root(std::uint64_t message);
+  static rpc::Future<GradientReply> nothing_for_root();
 
   // --- the end ---
 
@@ -98,6 +102,11 @@ class Pass : public std::enable_shared_from_this<Pass> {
   enum class State { kDiscovery, kRunning, kDone, kCommitted };
 
   std::vector<Ports> expand_locked(const std::vector<Ports>& ports);
+  void send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& gradients);
+  void took_answer(const GradientReply& reply, WorkerId from);
+  // What the root is to have. Of an end: all calls of the root are answered.
+  void flush(bool done);
+  void answer_all();
   void run_for_root() noexcept;
   std::string waits_for_locked() const;
 
@@ -119,9 +128,17 @@ class Pass : public std::enable_shared_from_this<Pass> {
   std::deque<std::pair<std::uint64_t, std::vector<at::Tensor>>> arrived_;
   std::set<WorkerId> engaged_;
   std::string why_;  // it was aborted
+  struct RootCall {
+    std::vector<rpc::Promise<GradientReply>> waiting;
+    std::optional<GradientReply> answer;
+  };
+  std::map<std::uint64_t, RootCall> root_calls_;  // by message
+  bool answered_all_ = false;
 
   // Of the thread of run(), and of commit() after it.
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
+  std::vector<MessageGradients> for_root_;
+  std::chrono::steady_clock::time_point for_root_since_;
   int task_ = -1;
   std::string node_;  // that runs, or ran last
 };

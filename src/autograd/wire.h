@@ -55,6 +55,20 @@ struct PassError {
   CONVOY_FIELDS(kind, worker, type, text)
 };
 
+// The gradients of a message's tensors.
+struct MessageGradients {
+  std::uint64_t message = 0;
+  std::vector<at::Tensor> gradients;
+  CONVOY_FIELDS(message, gradients)
+};
+// What a worker has for the root when it is about to wait, or done.
+struct GradientReply {
+  std::vector<MessageGradients> back;
+  bool done = false;
+  std::vector<WorkerId> engaged;
+  CONVOY_FIELDS(back, done, engaged)
+};
+
 struct AbortReply {
   std::string waits_for;          // empty: for nothing
   std::vector<WorkerId> engaged;  // to whom it has sent gradients
