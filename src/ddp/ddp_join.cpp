@@ -13,7 +13,7 @@ namespace convoy {
 
 class DdpJoinHook final : public JoinBuffersHook {
  public:
-  DdpJoinHook(DdpCore& core, std::unique_ptr<Reducer::Impl::JoinPort> port)
+  DdpJoinHook(DdpCore& core, std::unique_ptr<JoinPort> port)
       : core_(core), part_(ReducerAccess::impl(core.reducer()), std::move(port)) {}
   ~DdpJoinHook() override { core_.join_.reset(); }
   DdpJoinHook(const DdpJoinHook&) = delete;
@@ -48,7 +48,7 @@ std::unique_ptr<JoinHook> DdpCore::join_hook(const Joinable& self, const JoinOpt
          "a model with parameter_groups cannot be joined: their ranks do not know of each other's "
          "inputs");
   }
-  auto port = std::make_unique<Reducer::Impl::JoinPort>();
+  auto port = std::make_unique<JoinPort>();
   const auto context = JoinContext::of(group_);
   const bool syncs = options_.forward_sync_buffers && !context->throws_early();
   port->announce = [weak = std::weak_ptr(context), &self] {
@@ -108,9 +108,9 @@ class JoinPart::Impl {
  private:
   enum class State : std::uint8_t { kJoined, kPaused, kReduces };
 
-  static std::unique_ptr<Reducer::Impl::JoinPort> port_of(DdpCore& core, const JoinOptions& options,
-                                                          const std::shared_ptr<JoinStep>& step) {
-    auto port = std::make_unique<Reducer::Impl::JoinPort>();
+  static std::unique_ptr<JoinPort> port_of(DdpCore& core, const JoinOptions& options,
+                                           const std::shared_ptr<JoinStep>& step) {
+    auto port = std::make_unique<JoinPort>();
     port->announce = [step] { return *step; };
     port->finish = [&core](const JoinStep& done) {
       if (core.options_.forward_sync_buffers) core.sync_buffers_from(done.live.front());

@@ -14,11 +14,11 @@ namespace convoy {
 // --- checks ---
 
 void Reducer::Impl::check_finite(std::size_t index) {
-  const Bucket& bucket = buckets_[index];
+  const Bucket& bucket = layout_.buckets[index];
   if (is_finite(bucket.buffer)) return;
   for (std::size_t slot = 0; slot < bucket.slots.size(); ++slot) {
     if (is_finite(bucket.slots[slot])) continue;
-    const Parameter& parameter = parameters_[bucket.parameters[slot]];
+    const ParameterState& parameter = parameters_[bucket.parameters[slot]];
     return trouble(Ending::kNotFinite, concat("the gradient of ", parameter.name, ": ",
                                               describe_nonfinite(bucket.slots[slot])));
   }
@@ -38,15 +38,15 @@ void Reducer::Impl::check_finite_alone() {
 // A rank that has no inputs in a Join has an older model.
 void Reducer::Impl::check_replicas() {
   const std::uint64_t every = options_.check_replicas_every;
-  if (every == 0 || stats_.backwards % every != 0 || size_ == 1) return;
+  if (every == 0 || observer_.stats().backwards % every != 0 || size_ == 1) return;
   std::vector<std::string> names;
-  for (const Parameter& parameter : parameters_) names.push_back(parameter.name);
+  for (const ParameterState& parameter : parameters_) names.push_back(parameter.name);
   std::string text;
   issue([&] {
-    text = compare_replicas(group_, replicas_ ? replicas_() : tensors_, names, !shadowing_);
+    text = compare_replicas(group_, users_.replicas ? users_.replicas() : tensors_, names,
+                            !join_.shadows());
   });
-  const int speaker = join_ && !join_step_.live.empty() ? join_step_.live.front() : 0;
-  if (!text.empty() && group_.rank() == speaker) {
+  if (!text.empty() && group_.rank() == join_.speaker()) {
     trouble(Ending::kDiffers, concat(text, ": ranks have diverged, maybe since the comparison ",
                                      every, " backwards ago"));
   }
@@ -58,9 +58,7 @@ void Reducer::Impl::skip_round(const std::string& reason) {
     if (parameters_[i].active) tensors_[i].mutable_grad().reset();
     parameters_[i].summed.reset();
   }
-  skipped_ = true;
-  ++stats_.skipped;
-  error_.clear();
+  observer_.skip();
 }
 
 // --- statistics ---
@@ -71,56 +69,25 @@ std::vector<Stamps> Reducer::Impl::stamps_of_all(Ending outcome) const {
   return verdict_.stamps();
 }
 
-void Reducer::Impl::observe(Ending outcome, Clock::time_point now) {
-  const std::uint64_t number = stats_.backwards + 1;
-  if (outcome == Ending::kGood && !shadowing_) {
-    std::vector<bool> used;
-    for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
-    can_be_static_ &= last_used_.empty() || used == last_used_;
-    last_used_ = std::move(used);
-  }
-  const bool sampled = timeline_.is_sampled(number);
-  if (sampled) {
-    std::vector<std::pair<std::size_t, std::size_t>> arrivals;
-    unused_bytes_ = 0;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const Parameter& parameter = parameters_[i];
-      if (parameter.arrival != 0) arrivals.emplace_back(parameter.arrival, i);
-      if (parameter.active && parameter.arrival == 0 && !parameter.used) {
-        unused_bytes_ += static_cast<std::int64_t>(tensors_[i].nbytes());
-      }
-    }
-    std::sort(arrivals.begin(), arrivals.end());
-    std::vector<std::size_t> order;
-    for (const auto& [arrival, index] : arrivals) order.push_back(index);
-    timeline_.set_order(std::move(order));
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      timeline_.set_bytes(b, static_cast<std::uint64_t>(buckets_[b].buffer.nbytes()));
-    }
-  }
-  timeline_.close(number, last_gradient_, now, stamps_of_all(outcome), group_.rank());
-  if (sampled && debug_ != DebugLevel::kOff) log_info(timeline_.last().report());
-}
-
 std::vector<std::string> Reducer::Impl::bucket_names() const {
   std::vector<std::string> names;
-  for (std::size_t b = 0; b < buckets_.size(); ++b) names.push_back(where(b));
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) names.push_back(where(b));
   return names;
 }
 
 DdpStats Reducer::Impl::logging_data() const {
   DdpStats data;
-  timeline_.fill(data);
+  observer_.fill(data);
   data.world_size = size_;
   data.rank = group_.rank();
   data.backend_name = group_.backend_name();
-  data.comm_hook = hook_ ? "set" : "";
+  data.comm_hook = users_.hook ? "set" : "";
   data.find_unused_parameters = options_.find_unused_parameters;
   data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
   data.static_graph = options_.static_graph;
-  data.can_set_static_graph = can_be_static_;
-  data.join_uneven_inputs = join_ != nullptr;
-  data.bucket_cap_bytes = caps_.empty() ? 0 : *std::max_element(caps_.begin(), caps_.end());
+  data.join_uneven_inputs = join_.is_active();
+  data.bucket_cap_bytes =
+      layout_.caps.empty() ? 0 : *std::max_element(layout_.caps.begin(), layout_.caps.end());
   std::vector<std::string> types;
   for (const at::Tensor& tensor : tensors_) {
     if (!tensor.requires_grad()) continue;
@@ -130,16 +97,11 @@ DdpStats Reducer::Impl::logging_data() const {
     if (std::find(types.begin(), types.end(), type) == types.end()) types.push_back(type);
   }
   for (const std::string& type : types) data.dtypes += (data.dtypes.empty() ? "" : ", ") + type;
-  for (const Bucket& bucket : buckets_) {
+  for (const Bucket& bucket : layout_.buckets) {
     data.rebuilt_bucket_sizes.push_back(static_cast<std::int64_t>(bucket.buffer.nbytes()));
     data.rebuilt_per_bucket_param_indices.push_back(bucket.parameters);
   }
-  data.has_rebuilt_buckets = !buckets_.empty();
-  data.unused_parameter_size = unused_bytes_;
-  data.backwards = stats_.backwards;
-  data.skipped = stats_.skipped;
-  data.has_error = !error_.empty();
-  data.error = error_;
+  data.has_rebuilt_buckets = !layout_.buckets.empty();
   return data;
 }
 
@@ -147,14 +109,14 @@ DdpStats Reducer::Impl::logging_data() const {
 
 void Reducer::Impl::pause(int change) {
   paused_ += change;
-  for (const auto& follower : followers_) {
+  for (const auto& follower : users_.followers) {
     if (const auto other = follower.lock()) other->pause(change);
   }
 }
 
 void Reducer::Impl::set_static_graph() {
-  if (stats_.backwards > 0 || open_) {
-    fail(ErrorKind::kInvalidArgument, "it is too late after ", stats_.backwards,
+  if (observer_.stats().backwards > 0 || round_.open) {
+    fail(ErrorKind::kInvalidArgument, "it is too late after ", observer_.stats().backwards,
          " backwards; call it before the first one that is reduced");
   }
   if (options_.static_graph) return;

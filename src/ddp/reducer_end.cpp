@@ -26,30 +26,30 @@ void Reducer::Impl::complete(Ending outcome, std::string text) {
   const std::string title = head();
   if (alone_) {
     std::vector<bool> used;
-    for (const Parameter& parameter : parameters_) used.push_back(parameter.used);
+    for (const ParameterState& parameter : parameters_) used.push_back(parameter.used);
     verdict_.set_used(std::move(used));
     if (outcome == Ending::kGood) {
       check_finite_alone();
-      outcome = outcome_;
-      text = text_;
+      outcome = round_.outcome;
+      text = round_.text;
     }
     close(outcome);
     if (outcome == Ending::kGood) return;
-    error_ = title + text;
+    observer_.failed(title + text);
     if (outcome == Ending::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
-      return skip_round(error_);
+      return skip_round(observer_.error());
     }
-    fail(kind_of(outcome, outcome), error_);
+    fail(kind_of(outcome, outcome), observer_.error());
   }
-  if (!begun_) announce();
+  if (!round_.begun) announce();
   std::string reason;
   bool fine = false;
   try {
-    if (!begun_) begin();
-    if (outcome > outcome_) trouble(outcome, std::move(text));
-    if (order_.empty()) issue([&] { agree_on_order(); });
+    if (!round_.begun) begin();
+    if (outcome > round_.outcome) trouble(outcome, std::move(text));
+    if (layout_.order.empty()) issue([&] { agree_on_order(); });
     fine = finish_buckets();
-    if (fine && changed_) {
+    if (fine && layout_.changed) {
       add_buckets();
       fine = finish_buckets();
     }
@@ -57,23 +57,23 @@ void Reducer::Impl::complete(Ending outcome, std::string text) {
       reduce_sparse();
       consume();
       write_back();
-      if (changed_) lay_out();
+      if (layout_.changed) lay_out();
       close(Ending::kGood);
     } else {
-      reason = verdict_.explain(group_, text_);
+      reason = verdict_.explain(group_, round_.text);
     }
   } catch (...) {
     end_group_unless_agreed();
     close(Ending::kFailed);
     try {
-      rethrow_with(text_.empty() ? title : concat(title, text_, "; then "));
+      rethrow_with(round_.text.empty() ? title : concat(title, round_.text, "; then "));
     } catch (const Error& e) {
-      error_ = e.what();
+      observer_.failed(e.what());
       throw;
     }
   }
   if (fine) {
-    if (join_) join_->finish(join_step_);
+    join_.finish();
     return;
   }
   const Ending worst = verdict_.worst();
@@ -82,21 +82,21 @@ void Reducer::Impl::complete(Ending outcome, std::string text) {
     abandon_norms(group_);
     remake_hook_group();
   }
-  const Ending own = outcome_;
+  const Ending own = round_.outcome;
   close(worst == Ending::kGood ? Ending::kFailed : worst);
-  stats_.backwards = verdict_.last_backward();
-  error_ = title + reason;
+  observer_.set_backwards(verdict_.last_backward());
+  observer_.failed(title + reason);
   if (worst == Ending::kNotFinite && options_.nonfinite == NonFinite::kSkip) {
-    return skip_round(error_);
+    return skip_round(observer_.error());
   }
-  fail(kind_of(worst, own), error_);
+  fail(kind_of(worst, own), observer_.error());
 }
 
 // All ranks are here. (Where that fails, the next round tries again, and tells.)
 void Reducer::Impl::remake_hook_group() noexcept {
-  if (!hook_ || hook_group_) return;
+  if (!users_.hook || users_.hook_group) return;
   try {
-    hook_group_ = own_group(group_);
+    users_.hook_group = own_group(group_);
   } catch (const std::exception& e) {
     log_warn("making the group of a comm hook again: ", e.what());
   }
@@ -104,10 +104,10 @@ void Reducer::Impl::remake_hook_group() noexcept {
 
 // In a handler.
 void Reducer::Impl::end_group_unless_agreed() noexcept {
-  const std::string what = concat("backward ", stats_.backwards + 1);
-  const bool under_way = std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
-    return bucket.result.has_value();
-  });
+  const std::string what = concat("backward ", observer_.stats().backwards + 1);
+  const bool under_way =
+      std::any_of(layout_.buckets.begin(), layout_.buckets.end(),
+                  [](const Bucket& bucket) { return bucket.result.has_value(); });
   try {
     throw;
   } catch (const coll::Disagreement& e) {
@@ -120,30 +120,27 @@ void Reducer::Impl::end_group_unless_agreed() noexcept {
 
 // What is left of the buckets, and the verdict about them.
 bool Reducer::Impl::finish_buckets() {
-  if (!buckets_.empty()) meet_before_hooks();
-  while (next_ < buckets_.size()) launch(next_++);
+  if (!layout_.buckets.empty()) meet_before_hooks();
+  while (round_.next < layout_.buckets.size()) launch(round_.next++);
   take_results();
   check_sparse();
-  if (join_) {  // a batch more or less is no matter
-    std::erase_if(forwards_, [this](const auto& one) {
-      return one.second && one.second.use_count() == 1 && !visited_.contains(one.first);
-    });
-  }
-  const bool counts = !shadowing_ && !in_late_round_;
-  const auto forwards = counts ? forwards_.size() : Verdict::kAnyForwards;
-  Verdict::Ballot ballot{outcome_, stats_.backwards + 1, forwards, layout_hash(), {}};
-  for (const Parameter& parameter : parameters_) ballot.used.push_back(parameter.used);
-  if (!shadowing_) ballot.stamps = timeline_.stamps(last_gradient_);
-  late_ = false;
+  if (join_.is_active()) forwards_.drop_unvisited(round_.visited);  // a batch is no matter
+  const bool counts = !join_.shadows() && !round_.began_elsewhere;
+  const auto forwards = counts ? forwards_.count() : Verdict::kAnyForwards;
+  Verdict::Ballot ballot{
+      round_.outcome, observer_.stats().backwards + 1, forwards, layout_hash(), {}};
+  for (const ParameterState& parameter : parameters_) ballot.used.push_back(parameter.used);
+  if (!join_.shadows()) ballot.stamps = observer_.timeline().stamps(round_.last_gradient);
+  round_.late = false;
   bool fine = false;
   if (issue([&] { fine = verdict_.reach(group_, ballot); })) return fine;
-  ballot.outcome = outcome_;  // it was the first operation: once more, for all that disagreed
+  ballot.outcome = round_.outcome;  // it was the first operation: once more, for all that disagreed
   return verdict_.reach(group_, ballot);
 }
 
 void Reducer::Impl::take_results() {
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    Bucket& bucket = buckets_[index];
+  for (std::size_t index = 0; index < layout_.buckets.size(); ++index) {
+    Bucket& bucket = layout_.buckets[index];
     if (!bucket.result) continue;
     at::Tensor result;
     try {
@@ -154,8 +151,9 @@ void Reducer::Impl::take_results() {
       const auto* const disagreement = dynamic_cast<const coll::Disagreement*>(&e);
       const bool lost =
           disagreement ? !can_go_on(*disagreement) : e.kind() != ErrorKind::kInvalidArgument;
-      if (!hook_ && lost) {
-        const std::string text = concat("bucket ", index, " of ", buckets_.size(), ": ", e.what());
+      if (!users_.hook && lost) {
+        const std::string text =
+            concat("bucket ", index, " of ", layout_.buckets.size(), ": ", e.what());
         bucket.result.reset();
         if (disagreement) throw coll::Disagreement(text, disagreement->calls());
         throw Error(e.kind(), text);
@@ -163,7 +161,7 @@ void Reducer::Impl::take_results() {
       trouble(Ending::kDisturbed, concat(where(index), ": ", e.what()));
       continue;
     } catch (const std::exception& e) {
-      if (!hook_) throw;
+      if (!users_.hook) throw;
       trouble(Ending::kFailed, concat(where(index), ": the comm hook threw: ", e.what()));
       continue;
     } catch (...) {
@@ -171,7 +169,7 @@ void Reducer::Impl::take_results() {
       continue;
     }
     bucket.result.reset();
-    timeline_.done(index);
+    observer_.timeline().done(index);
     if (result.defined() && result.is_same(bucket.buffer)) continue;
     if (!result.defined()) {
       trouble(Ending::kMistaken, concat(where(index), ": the comm hook returned no tensor"));
@@ -188,40 +186,40 @@ void Reducer::Impl::take_results() {
     bucket.buffer.copy_(result.reshape({-1}));
   }
   // Last: what it throws may be no end of the group, and nothing of this round is under way then.
-  for (const auto& port : ports_) go_on_if(first_in_port_, [&] { port->drain(); });
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    if (buckets_[index].deferred) timeline_.done(index);
+  for (const auto& port : users_.ports) go_on_if(round_.first_in_port, [&] { port->drain(); });
+  for (std::size_t index = 0; index < layout_.buckets.size(); ++index) {
+    if (layout_.buckets[index].deferred) observer_.timeline().done(index);
   }
 }
 
 void Reducer::Impl::write_back() {
   const auto start = Clock::now();
-  for (const Bucket& bucket : buckets_) {
+  for (const Bucket& bucket : layout_.buckets) {
     if (bucket.skipped) continue;
     for (const std::size_t i : bucket.parameters) {
       if (parameters_[i].active) write_back(i);
     }
   }
-  stats_.copy_time += Clock::now() - start;
+  observer_.stats().copy_time += Clock::now() - start;
 }
 
 void Reducer::Impl::write_back(std::size_t index) {
-  Parameter& parameter = parameters_[index];
-  const at::Tensor& slot = buckets_[parameter.bucket].slots[parameter.slot];
+  ParameterState& parameter = parameters_[index];
+  const at::Tensor& slot = layout_.buckets[parameter.bucket].slots[parameter.slot];
   at::Tensor& gradient = tensors_[index].mutable_grad();
   if (!verdict_.used()[index]) {
     // Nobody's: as it was, to the bit.
-    if (parameter.kept.defined()) gradient.copy_(parameter.kept);
+    if (parameter.round.kept.defined()) gradient.copy_(parameter.round.kept);
     return;
   }
-  if (parameter.stays) return;
+  if (parameter.round.stays) return;
   if (parameter.dropped) {
     gradient.reset();
-  } else if (parameter.graph.defined()) {
+  } else if (parameter.round.graph.defined()) {
     // The value is the mean, the history this rank's: a loss made of it has this rank's part of the
     // gradient, which is reduced in turn.
     constexpr std::uint64_t kNoForward = 0;
-    gradient = put_sink(slot.clone(), parameter.graph, make_sink(kNoForward, nullptr));
+    gradient = put_sink(slot.clone(), parameter.round.graph, make_sink(kNoForward, nullptr));
   } else if (options_.gradient_as_bucket_view && slot.scalar_type() == parameter.type) {
     if (!is_alias(gradient, slot)) gradient = bucket_of(parameter).handle(parameter.slot);
   } else if (gradient.defined() && gradient.scalar_type() == parameter.type) {
@@ -234,103 +232,88 @@ void Reducer::Impl::write_back(std::size_t index) {
 }
 
 void Reducer::Impl::close(Ending outcome) {
-  open_ = false;
+  round_.open = false;
   const auto now = Clock::now();
   const bool good = outcome == Ending::kGood;
   const at::NoGradGuard no_grad;
-  skipped_ = false;
-  if (good) error_.clear();
-  observe(outcome, now);
+  observer_.close({.good = good,
+                   .shadowed = join_.shadows(),
+                   .entered = round_.entered,
+                   .last_gradient = round_.last_gradient,
+                   .now = now,
+                   .stamps = stamps_of_all(outcome),
+                   .rank = group_.rank()},
+                  parameters_, tensors_, layout_.buckets);
   // A rank that has run no backward has not seen its graph.
   const bool learns =
-      good && !learnt_ && !shadowing_ &&
-      std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& parameter) {
-        return parameter.computed || parameter.fired > 0;
+      good && !learnt_ && !join_.shadows() &&
+      std::any_of(parameters_.begin(), parameters_.end(), [](const ParameterState& parameter) {
+        return parameter.computed || parameter.round.fired > 0;
       });
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    parameter.expected = std::max(parameter.expected, parameter.fired);
+    ParameterState& parameter = parameters_[i];
+    parameter.expected = std::max(parameter.expected, parameter.round.fired);
     if (learns && options_.static_graph) {
-      parameter.learnt_unused = parameter.active && !parameter.computed && parameter.fired == 0;
+      parameter.learnt_unused =
+          parameter.active && !parameter.computed && parameter.round.fired == 0;
     }
-    const at::Tensor& gradient = tensors_[i].grad();
-    const bool was_summed = parameter.summed.defined();
-    if (was_summed) {
-      tensors_[i].mutable_grad() =
-          gradient.defined() ? gradient.add_(parameter.summed) : std::move(parameter.summed);
-      parameter.summed.reset();
-    }
-    const bool left_local = std::exchange(parameter.left_local, false);
-    const bool deferred =
-        left_local || (parameter.bucket != kNone && bucket_of(parameter).deferred);
-    // What nobody has used is what it was: reduced, or not.
-    const bool holds_all = verdict_.used()[i] || was_summed;
-    if (good && holds_all && gradient.defined() && !deferred) {
-      parameter.reduced = true;
-      parameter.note(gradient);
-    } else if (!good) {
-      parameter.reduced = false;
-    } else if (parameter.reduced && gradient.defined()) {
-      const bool touched = parameter.touched;
-      parameter.note(gradient);  // may be another tensor since it lies in a bucket
-      if (touched) parameter.seen_version = -1;
-    }
-    parameter.used = left_local;
-    parameter.computed = false;
-    parameter.fired = 0;
-    parameter.kept.reset();
-    parameter.graph.reset();
-    parameter.rows.reset();
+    parameter.close(
+        tensors_[i].mutable_grad(),
+        {.good = good,
+         .has_all = verdict_.used()[i],
+         .deferred = parameter.bucket != ParameterPlace::kNone && bucket_of(parameter).deferred,
+         .touched = parameter.round.touched});
+    parameter.round.fired = 0;
+    parameter.round.kept.reset();
+    parameter.round.graph.reset();
+    parameter.round.rows.reset();
     // Once more: a peer that has mapped the bucket since then has touched all of it.
-    if (parameter.stays && parameter.bucket != kNone && bucket_of(parameter).fresh) {
+    if (parameter.round.stays && parameter.bucket != ParameterPlace::kNone &&
+        bucket_of(parameter).fresh) {
       const at::Tensor& slot = bucket_of(parameter).slots[parameter.slot];
       if (!is_alias(tensors_[i].grad(), slot)) give_pages_back(slot);
     }
-    parameter.stays = false;
+    parameter.round.stays = false;
   }
-  for (Bucket& bucket : buckets_) {
+  for (Bucket& bucket : layout_.buckets) {
     bucket.result.reset();
     bucket.fresh = false;
   }
-  meeting_.reset();
-  for (const auto& port : ports_) port->closed();
+  round_.meeting.reset();
+  for (const auto& port : users_.ports) port->closed();
   norm_weight_->forget();
   learnt_ |= learns;
-  armed_ = false;
-  forwards_.clear();
-  visited_.clear();
+  forwards_.armed = false;
+  forwards_.close_round();
+  round_.visited.clear();
   // The next round knows better; but a sharded optimizer has not had these yet.
-  if (std::exchange(guessed_, false) && ports_.empty()) {
-    order_.clear();
-    buckets_.clear();
-    for (Parameter& parameter : parameters_) parameter.bucket = kNone;
+  if (std::exchange(layout_.guessed, false) && users_.ports.empty()) {
+    layout_.order.clear();
+    layout_.buckets.clear();
+    for (ParameterState& parameter : parameters_) parameter.bucket = ParameterPlace::kNone;
   }
-  ++stats_.backwards;
-  stats_.backward_time = now - entered_;
-  stats_.exposed_time = now - last_gradient_;
 }
 
 void Reducer::Impl::sync_gradients() {
   if (in_backward_) {
     fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it after");
   }
-  entered_ = last_gradient_ = Clock::now();
-  round_ = "sync_gradients";
-  if (!open_) {
+  round_.enter("sync_gradients");
+  if (!round_.open) {
     try {
       open(nullptr);
     } catch (...) {
-      if (open_) close(Ending::kFailed);
+      if (round_.open) close(Ending::kFailed);
       throw;
     }
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {  // also what the user has set
-    Parameter& parameter = parameters_[i];
+    ParameterState& parameter = parameters_[i];
     const at::Tensor& gradient = tensors_[i].grad();
     const bool as_we_left_it = parameter.reduced && parameter.is_untouched(gradient);
     parameter.used |= parameter.active && gradient.defined() && !as_we_left_it;
   }
-  const std::string owed = std::exchange(owed_, {});
+  const std::string owed = std::exchange(forwards_.owed, {});
   complete(owed.empty() ? Ending::kGood : Ending::kFailed, owed);
 }
 

@@ -15,11 +15,13 @@
 #include "convoy/join.h"
 #include "convoy/reducer.h"
 #include "ddp/bucket.h"
-#include "ddp/checks.h"
-#include "ddp/graph.h"
+#include "ddp/forwards.h"
+#include "ddp/join_driver.h"
 #include "ddp/norm_weight.h"
+#include "ddp/parameter_state.h"
+#include "ddp/round.h"
+#include "ddp/round_observer.h"
 #include "ddp/shard_port.h"
-#include "ddp/timeline.h"
 #include "ddp/verdict.h"
 #include "os/fork_guard.h"
 #include "tensor/births.h"
@@ -75,9 +77,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void register_consumer(GradConsumer consumer);
   void watch_backward(std::function<void()> begins, std::function<void(BackwardEnd)> ends,
                       Replicas replicas) {
-    begins_ = std::move(begins);
-    ends_ = std::move(ends);
-    replicas_ = std::move(replicas);
+    users_.begins = std::move(begins);
+    users_.ends = std::move(ends);
+    users_.replicas = std::move(replicas);
   }
   void set_reduce(GradReduce reduce);
   void pause(int change);
@@ -93,7 +95,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::size_t slot = 0;
   };
   BucketPlace place_of(std::size_t index) const;
-  bool is_busy() const { return open_ || in_backward_; }
+  bool is_busy() const { return round_.open || in_backward_; }
   bool is_late() const { return launches_late_; }
   const std::string& name_of(std::size_t index) const { return parameters_[index].name; }
   // True if this rank has added to its gradient since the last round.
@@ -109,128 +111,87 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // Setters, statistics: reducer_checks.cpp, reducer_sparse.cpp.
   void set_static_graph();
   void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows);
-  void follow(const std::shared_ptr<Impl>& other) { followers_.push_back(other); }
-  Timeline& timeline() { return timeline_; }
+  void follow(const std::shared_ptr<Impl>& other) { users_.followers.push_back(other); }
+  Timeline& timeline() { return observer_.timeline(); }
   DdpStats logging_data() const;
   std::vector<std::string> bucket_names() const;
-  bool skipped() const { return skipped_; }
+  bool skipped() const { return observer_.skipped(); }
 
   // What a Join adds to rounds: reducer_join.cpp.
-  struct JoinPort {
-    std::function<JoinStep()> announce;           // tells the ranks without inputs
-    std::function<void(const JoinStep&)> finish;  // after a good round, on all ranks
-    std::function<bool()> defers;  // others announce during backward: rounds begin at its end
-    bool divides_by_live = false;
-    bool is_part = false;  // of a Join that somebody else conducts
-  };
   void set_join(std::unique_ptr<JoinPort> port);
   // A round to which this rank adds nothing but what it has not reduced yet.
   void shadow_round(const JoinStep& step);
-  bool is_in_part() const { return join_ && join_->is_part; }
+  bool is_in_part() const { return join_.is_part(); }
   bool is_paused() const { return paused_ > 0; }
 
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   const ProcessGroup& group() const { return group_; }
   const ReducerOptions& options() const { return options_; }
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::vector<Bucket>& buckets() const { return layout_.buckets; }
   const std::shared_ptr<NormWeight>& norm_weight() const { return norm_weight_; }
   const std::vector<bool>& used() const { return verdict_.used(); }
-  const ReducerStats& stats() const { return stats_; }
+  const ReducerStats& stats() const { return observer_.stats(); }
 
  private:
-  const HomeProcess home_;
-  using Clock = std::chrono::steady_clock;
+  using Clock = Round::Clock;
 
-  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
-
-  struct Parameter {
-    std::string name;
-    at::ScalarType type = at::kFloat;  // of the parameter itself, whatever it computes with
-    bool sparse = false, delayed = false;
-    bool taken = false, dropped = false;  // by a consumer; and then `.grad` is undefined
-    bool active = false;                  // required a gradient when last looked at
-    NodePtr accumulator;                  // which the tensor itself does not keep alive
-    std::uintptr_t hook = 0;
-    std::size_t bucket = kNone, slot = 0;
-
-    bool used = false;      // a gradient of this rank's was added since the last round
-    bool computed = false;  // by a backward: not by the user
-    bool reduced = false;   // the gradient is what the last round left
-    bool mixed = false;     // it was, when a backward that we cannot tell apart added to it
-    at::Tensor summed;      // taken out of the gradient, so that it is not summed again
-    // The gradient when it was reduced, or, while `summed` is there, after the last addition:
-    // another tensor, or another version, is the user's doing. It is held, so that no other tensor
-    // comes to lie where it was.
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> seen{
-        at::Tensor().getIntrusivePtr()};
-    std::int64_t seen_version = 0;
-    int expected = 1;         // how often its hook ran in the last round
-    bool left_local = false;  // this rank's own, though its bucket is not deferred any more
-    bool learnt_unused = false;
-    bool hidden = false;  // came although no output had reached it: behind a nested backward
-
-    // In a round:
-    bool touched = false;  // the user has changed the reduced gradient in place
-    int fired = 0;
-    std::size_t arrival = 0;  // place among all gradients that came
-    bool ready = false;       // in its slot
-    bool presumed_unused = false;
-    at::Tensor kept;     // what the gradient was, if this rank has nothing to add
-    at::Tensor graph;    // the gradient with its history, under create_graph
-    at::Tensor rows;     // sparse metadata: of all ranks' gradients, sorted
-    bool stays = false;  // is reduced where it was made: its slot is not used
-
-    bool is_seen(const at::Tensor& gradient) const {
-      return gradient.defined() && seen._unsafe_get_target() == gradient.unsafeGetTensorImpl();
-    }
-    bool is_untouched(const at::Tensor& gradient) const {
-      return is_seen(gradient) && gradient._version() == seen_version;
-    }
-    void note(const at::Tensor& gradient) {
-      seen = gradient.getIntrusivePtr();
-      seen_version = gradient._version();
-    }
+  // What others have asked of it: a hook, optimizers, who watches.
+  struct Users {
+    CommHook hook;
+    ProcessGroup hook_group;  // none: to be made by the next round
+    std::vector<GradConsumer> consumers;
+    std::vector<std::shared_ptr<ShardPort>> ports;
+    std::function<void()> begins;
+    std::function<void(BackwardEnd)> ends;
+    Replicas replicas;
+    std::vector<std::weak_ptr<Impl>> followers;  // are paused with this one
+  };
+  // Which gradients travel together. The same on all ranks.
+  struct Layout {
+    std::vector<std::int64_t> caps;
+    std::vector<Bucket> buckets;
+    std::vector<std::size_t> order;  // all parameters as they arrive; empty before the first round
+    bool guessed = false;            // because rank 0 had seen no gradients
+    bool changed = false;            // parameters were frozen or thawed since buckets were made
   };
 
   // --- what it is made of: reducer_make.cpp ---
   void check();
   std::vector<std::string> description() const;
 
-  // --- a backward: reducer.cpp ---
-  void take_off(Parameter& parameter);
+  // --- forwards and backwards, where a round opens: reducer_backward.cpp ---
+  void take_off(ParameterState& parameter);
   c10::intrusive_ptr<Sink> make_sink(std::uint64_t forward, std::shared_ptr<ForwardFate> fate);
   bool enter(Sink* sink);
+  void open(const Sink* sink);
+  void presume_unused(const Sink* sink);
   bool sums_once() const;
   void set_sums_aside();
-  void look_for_mixing(std::size_t index);
   void on_gradient(std::size_t index, bool defined);
   void leave();
   void end();
   void failed(const std::string& cause);
-  std::vector<NodePtr> waiting_sinks(const std::set<std::uint64_t>* of_forwards = nullptr);
-  bool comes_by_a_sink();
   std::vector<std::size_t> missing() const;
   std::string names_of(const std::vector<std::size_t>& indices) const;
   std::string missing_text(const std::vector<std::size_t>& indices) const;
 
-  // --- a round: reducer_round.cpp, and its end: reducer_end.cpp ---
-  void open(const Sink* sink);
-  void begin();
-  // As options_.reduce says.
-  void weigh_norms();
-  void share_samples();
-  void check_norms(const std::vector<double>& changes);
-  void presume_unused(const Sink* sink);
+  // --- a gradient into its bucket, and that on its way: reducer_gradients.cpp ---
   void make_ready(std::size_t index);
   void copy_in(std::size_t index);
+  void enter_births();
+  bool can_stay(std::size_t index) const;
   void settle(std::size_t index);
+  void add_nothing(std::size_t index);
   void launch_complete_ones();
   void launch(std::size_t bucket);
-  // Before the first hook of a round all ranks meet in the reducer's own group: one that does not
-  // come to this round is found out there, and not missed inside of the hook. True: they have met.
-  bool have_met();
-  void meet_before_hooks();
+  template <class Function>
+  void guarded(std::size_t bucket, Function function);
+  void move_shared_ones(const Bucket& bucket);
   HookResult start(std::size_t bucket);
+  bool travels_in_pieces() const;
+  std::vector<at::Tensor> pieces_of(const Bucket& bucket) const;
+
+  // --- the end of a round: reducer_end.cpp ---
   // To the end, whatever it is; throws unless all ranks are fine.
   void complete(Ending outcome, std::string text);
   bool finish_buckets();
@@ -239,16 +200,23 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void write_back();
   void write_back(std::size_t index);
   void close(Ending outcome);
-  void trouble(Ending outcome, std::string text);
-  template <class Function>
-  void guarded(std::size_t bucket, Function function);
-  void end_hook_group();
   void remake_hook_group() noexcept;
+
+  // --- the beginning of a round, its names and troubles: reducer_round.cpp ---
+  void begin();
+  // As options_.reduce says.
+  void weigh_norms();
+  void share_samples();
+  void check_norms(const std::vector<double>& changes);
+  // Before the first hook of a round all ranks meet in the reducer's own group: one that does not
+  // come to this round is found out there, and not missed inside of the hook. True: they have met.
+  bool have_met();
+  void meet_before_hooks();
+  void trouble(Ending outcome, std::string text);
+  void end_hook_group();
   void announce();
-  void add_nothing(std::size_t index);
-  double join_scale() const;
   [[noreturn]] static void refuse_hook_in_join();
-  Bucket& bucket_of(const Parameter& parameter) { return buckets_[parameter.bucket]; }
+  Bucket& bucket_of(const ParameterState& parameter) { return layout_.buckets[parameter.bucket]; }
   std::string where(std::size_t bucket) const;
   std::string head() const;
   Purpose purpose() const;
@@ -262,34 +230,19 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // different things; they all go on with the next one.
   template <class Function>
   bool issue(Function operation) {
-    if (std::exchange(late_, false)) return false;
-    return go_on_if(std::exchange(first_, false), operation);
+    return round_.issue(operation, [this](const auto& e) { return absorb(e); });
   }
   template <class Function>
   bool go_on_if(bool first, Function operation) {
-    try {
-      operation();
-    } catch (const coll::Disagreement& e) {
-      if (!first || !can_go_on(e)) throw;
-      trouble(Ending::kDisturbed, e.what());
-      return false;
-    }
-    return true;
+    return Round::go_on_if(first, operation, [this](const auto& e) { return absorb(e); });
   }
-
-  // --- gradients that stay where they are: reducer_pieces.cpp ---
-  void enter_births();
-  bool can_stay(std::size_t index) const;
-  void move_shared_ones(const Bucket& bucket);
-  std::vector<at::Tensor> pieces_of(const Bucket& bucket) const;
-  bool travels_in_pieces() const;
+  bool absorb(const coll::Disagreement& disagreement);
 
   // --- looking at rounds: reducer_checks.cpp ---
   void check_finite(std::size_t bucket);
   void check_finite_alone();
   void check_replicas();
   void skip_round(const std::string& reason);
-  void observe(Ending outcome, Clock::time_point now);
   std::vector<Stamps> stamps_of_all(Ending outcome) const;
 
   // --- sparse gradients: reducer_sparse.cpp ---
@@ -312,73 +265,31 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void move_gradients(Bucket& bucket);
   std::uint64_t layout_hash() const;
 
+  const HomeProcess home_;
   std::vector<at::Tensor> tensors_;
   ProcessGroup group_;
   ReducerOptions options_;
-  std::vector<std::int64_t> caps_;
   const int size_;
-  std::vector<Parameter> parameters_;
+  std::vector<ParameterState> parameters_;
   std::vector<NodePtr> accumulators_;
-  std::vector<Bucket> buckets_;
-  std::vector<std::size_t> order_;  // all parameters as they arrive; empty before the first round
+  Layout layout_;
   Verdict verdict_;
   const std::shared_ptr<NormWeight> norm_weight_;
-  std::uint64_t serial_ = 0;  // the same on all ranks, another for each reducer
-  CommHook hook_;
-  std::vector<GradConsumer> consumers_;
-  std::vector<std::shared_ptr<ShardPort>> ports_;
-  std::function<void()> begins_;
-  std::function<void(BackwardEnd)> ends_;
-  Replicas replicas_;
+  std::uint64_t serial_ = 0;              // the same on all ranks, another for each reducer
   std::unique_ptr<SharedBirths> births_;  // none: gradients are not born in shared memory
-  ProcessGroup hook_group_;               // none: to be made by the next round
-  std::optional<Work> meeting_;           // before hooks, under way
-  std::vector<c10::weak_intrusive_ptr<Sink>> sinks_;
+  Users users_;
+  Forwards forwards_;
+  Round round_;
+  JoinDriver join_;
+  RoundObserver observer_;
 
   int paused_ = 0;
   bool in_backward_ = false;
-  bool syncing_ = false;   // this backward
-  bool open_ = false;      // a round
-  bool begun_ = false;     // its first step is done
-  bool changed_ = false;   // parameters were frozen or thawed since buckets were made
-  bool learnt_ = false;    // static graph: after the first round
-  bool armed_ = false;     // a gradient with a history was computed: its backward passes no sink
-  bool guessed_ = false;   // the layout, because rank 0 had seen no gradients
-  bool alone_ = false;     // nobody to reduce with, and no hook
-  bool late_now_ = false;  // in this round
+  bool syncing_ = false;        // this backward
+  bool learnt_ = false;         // static graph: after the first round
+  bool alone_ = false;          // nobody to reduce with, and no hook
   bool launches_late_ = false;  // buckets go at the end of backward
-  std::size_t next_ = 0;        // bucket to launch
-  std::size_t arrivals_ = 0;
-  std::uint64_t last_forward_ = 0;  // numbers of forwards: 1, 2, ...
-  // In step, since the last round; not those that stay local.
-  std::map<std::uint64_t, std::shared_ptr<ForwardFate>> forwards_;
-  std::set<std::uint64_t> visited_;  // by backwards of this round
-  double weight_ = 1;
-  Timeline timeline_;
-  DebugLevel debug_ = DebugLevel::kOff;
-  std::vector<std::weak_ptr<Impl>> followers_;  // are paused with this one
-  bool skipped_ = false;                        // the last round
-  bool can_be_static_ = true;
-  std::vector<bool> last_used_;
-  std::int64_t unused_bytes_ = 0;  // of the last round
-  std::string error_;              // of the last round
-  std::unique_ptr<JoinPort> join_;
-  JoinStep join_step_;      // of this round
-  bool announced_ = false;  // this round
-  bool shadowing_ = false;
-  std::string owed_;        // why this rank does not come to a backward of the others
-  const char* round_ = "";  // what began this round
-  bool first_ = false;      // no operation of this round was issued yet
-  // The first one is under way: the message of a deferred bucket, or `meeting_`.
-  bool first_in_port_ = false, first_is_meeting_ = false;
-  bool met_ = false;            // before hooks
-  bool late_ = false;           // this rank's first one was another: the round's is over
-  bool in_late_round_ = false;  // which this rank did not begin
   const bool compares_;         // ranks that call different things are told, and nothing else
-  Ending outcome_ = Ending::kGood;
-  std::string text_;
-  ReducerStats stats_;
-  Clock::time_point entered_, last_gradient_;
 };
 
 // Reaches what a Reducer is made of.

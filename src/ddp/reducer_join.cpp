@@ -16,62 +16,47 @@ void Reducer::Impl::refuse_hook_in_join() {
 }
 
 void Reducer::Impl::set_join(std::unique_ptr<JoinPort> port) {
-  if (port && port->divides_by_live && hook_) refuse_hook_in_join();
-  join_ = std::move(port);
+  if (port && port->divides_by_live && users_.hook) refuse_hook_in_join();
+  join_.set(std::move(port));
   // Ranks do not leave a Join with the same numbers, if one of them threw.
-  if (!join_) forwards_.clear();
+  if (!join_.is_active()) forwards_.close_round();
 }
 
 void Reducer::Impl::announce() {
-  if (!join_ || shadowing_ || announced_) return;
-  announced_ = true;
   try {
-    join_step_ = join_->announce();
+    join_.announce();
   } catch (...) {
     close(Ending::kFailed);
-    --stats_.backwards;  // it was none: ranks that have left the Join do not count it
+    observer_.uncount();  // it was none: ranks that have left the Join do not count it
     throw;
   }
 }
 
 void Reducer::Impl::shadow_round(const JoinStep& step) {
-  struct Shadowing {
-    explicit Shadowing(bool& shadows) : flag(shadows) { flag = true; }
-    ~Shadowing() { flag = false; }
-    bool& flag;
-  } const shadowing(shadowing_);
-  join_step_ = step;
-  entered_ = last_gradient_ = Clock::now();
-  round_ = "backward";
+  const JoinDriver::Shadow shadow(join_, step);
+  round_.enter("backward");
   // What is left of the last round is not added to: it need not be set aside.
-  for (Parameter& parameter : parameters_) parameter.reduced = parameter.mixed = false;
+  for (ParameterState& parameter : parameters_) parameter.reduced = parameter.mixed = false;
   hook_up();
   try {
     open(nullptr);
   } catch (...) {
-    if (open_) close(Ending::kFailed);
+    if (round_.open) close(Ending::kFailed);
     throw;
   }
   complete(Ending::kGood, {});
 }
 
 void Reducer::Impl::add_nothing(std::size_t index) {
-  Parameter& parameter = parameters_[index];
+  ParameterState& parameter = parameters_[index];
   const at::NoGradGuard no_grad;
   const at::Tensor& gradient = tensors_[index].grad();
-  if (gradient.defined()) parameter.kept = gradient.detach().clone();
+  if (gradient.defined()) parameter.round.kept = gradient.detach().clone();
   bucket_of(parameter).slots[parameter.slot].zero_();
-  parameter.ready = true;
+  parameter.round.ready = true;
 }
 
-double Reducer::Impl::join_scale() const {
-  if (!join_ || !join_->divides_by_live) return 1;
-  if (options_.reduce.kind() != GradReduce::Kind::kMean) return 1;
-  return static_cast<double>(size_) / static_cast<double>(join_step_.live.size());
-}
-
-ReducerInJoin::ReducerInJoin(std::shared_ptr<Reducer::Impl> impl,
-                             std::unique_ptr<Reducer::Impl::JoinPort> port)
+ReducerInJoin::ReducerInJoin(std::shared_ptr<Reducer::Impl> impl, std::unique_ptr<JoinPort> port)
     : impl_(std::move(impl)) {
   impl_->set_join(std::move(port));
 }
@@ -96,7 +81,7 @@ namespace {
 
 class ReducerJoinHook final : public JoinHook {
  public:
-  ReducerJoinHook(const Reducer& reducer, std::unique_ptr<Reducer::Impl::JoinPort> port)
+  ReducerJoinHook(const Reducer& reducer, std::unique_ptr<JoinPort> port)
       : reducer_(reducer), part_(ReducerAccess::impl(reducer), std::move(port)) {}
 
   void pre_hook() override { part_.leave(); }
@@ -114,7 +99,7 @@ class ReducerJoinHook final : public JoinHook {
 }  // namespace
 
 std::unique_ptr<JoinHook> Reducer::join_hook(const JoinOptions& options) {
-  auto port = std::make_unique<Impl::JoinPort>();
+  auto port = std::make_unique<JoinPort>();
   port->announce = [this] { return notify_join_context().value(); };
   port->finish = [](const JoinStep&) {};
   port->defers = [group = group()] { return has_sync_batch_norms(group); };

@@ -10,7 +10,7 @@ namespace convoy {
 // Join wants gradients divided in another way.
 class ReducerInJoin {
  public:
-  ReducerInJoin(std::shared_ptr<Reducer::Impl> impl, std::unique_ptr<Reducer::Impl::JoinPort> port);
+  ReducerInJoin(std::shared_ptr<Reducer::Impl> impl, std::unique_ptr<JoinPort> port);
   // NOLINTNEXTLINE(bugprone-exception-escape): it throws only for a port
   ~ReducerInJoin() { impl_->set_join(nullptr); }
   ReducerInJoin(const ReducerInJoin&) = delete;

@@ -20,13 +20,14 @@ namespace convoy {
 
 // Ranks may disagree about what changed, and only the verdict tells: until then buckets stay.
 void Reducer::Impl::look_at_parameters() {
-  changed_ = false;
+  layout_.changed = false;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
+    ParameterState& parameter = parameters_[i];
     parameter.active = tensors_[i].requires_grad();
-    const bool in_bucket = parameter.bucket != kNone;
-    if (order_.empty() || alone_ || parameter.active == (in_bucket || parameter.sparse)) continue;
-    changed_ |= in_bucket || !parameter.sparse;
+    const bool in_bucket = parameter.bucket != ParameterPlace::kNone;
+    if (layout_.order.empty() || alone_ || parameter.active == (in_bucket || parameter.sparse))
+      continue;
+    layout_.changed |= in_bucket || !parameter.sparse;
     at::Tensor& gradient = tensors_[i].mutable_grad();
     if (in_bucket && gradient.defined()) gradient = gradient.detach().clone();
   }
@@ -40,15 +41,15 @@ void Reducer::Impl::agree_on_order() {
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     constexpr auto kNever = std::numeric_limits<std::size_t>::max();
     const auto arrival = [&](std::size_t i) {
-      return parameters_[i].arrival == 0 ? kNever : parameters_[i].arrival;
+      return parameters_[i].round.arrival == 0 ? kNever : parameters_[i].round.arrival;
     };
     return arrival(a) < arrival(b);
   });
   const at::Tensor table = at::empty({static_cast<std::int64_t>(order.size()) + 1}, at::kLong);
   auto* const entries = table.mutable_data_ptr<std::int64_t>();
   std::copy(order.begin(), order.end(), entries);
-  entries[order.size()] = arrivals_ == 0 ? 1 : 0;
-  group_.broadcast(table, {.root = join_ ? join_step_.live.front() : 0});
+  entries[order.size()] = round_.arrivals == 0 ? 1 : 0;
+  group_.broadcast(table, {.root = join_.speaker()});
   std::vector<bool> seen(order.size());
   for (std::size_t k = 0; k < order.size(); ++k) {
     const auto i = static_cast<std::size_t>(entries[k]);
@@ -56,8 +57,8 @@ void Reducer::Impl::agree_on_order() {
     seen[i] = true;
     order[k] = i;
   }
-  guessed_ = entries[order.size()] != 0;
-  order_ = std::move(order);
+  layout_.guessed = entries[order.size()] != 0;
+  layout_.order = std::move(order);
   lay_out();
 }
 
@@ -69,27 +70,27 @@ std::vector<std::vector<std::size_t>> Reducer::Impl::plan(bool delayed) const {
                      tensors_[i].numel() * static_cast<std::int64_t>(c10::elementSize(type))});
   }
   std::vector<std::size_t> chosen;
-  for (const std::size_t i : order_) {
-    const Parameter& parameter = parameters_[i];
-    if (parameter.active && !parameter.sparse && parameter.bucket == kNone &&
+  for (const std::size_t i : layout_.order) {
+    const ParameterState& parameter = parameters_[i];
+    if (parameter.active && !parameter.sparse && parameter.bucket == ParameterPlace::kNone &&
         parameter.delayed == delayed) {
       chosen.push_back(i);
     }
   }
-  return plan_buckets(items, chosen, caps_, PlanOrder::kByLastItem);
+  return plan_buckets(items, chosen, layout_.caps, PlanOrder::kByLastItem);
 }
 
 void Reducer::Impl::lay_out() {
-  const auto old = std::exchange(buckets_, {});  // until the gradients have left them
+  const auto old = std::exchange(layout_.buckets, {});  // until the gradients have left them
   std::vector<bool> deferred(parameters_.size());
   for (const Bucket& bucket : old) {
     for (const std::size_t i : bucket.parameters) deferred[i] = bucket.deferred;
   }
-  for (Parameter& parameter : parameters_) parameter.bucket = kNone;
-  stats_.bytes = 0;
+  for (ParameterState& parameter : parameters_) parameter.bucket = ParameterPlace::kNone;
+  observer_.stats().bytes = 0;
   add_buckets();
   // The sharded optimizer has not had these gradients yet, or they must be reduced for it.
-  for (Bucket& bucket : buckets_) {
+  for (Bucket& bucket : layout_.buckets) {
     bucket.deferred =
         defers(bucket) && std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
                                       [&](std::size_t i) { return deferred[i]; });
@@ -98,10 +99,10 @@ void Reducer::Impl::lay_out() {
       parameters_[i].left_local = deferred[i] && tensors_[i].grad().defined();
     }
   }
-  if (debug_ == DebugLevel::kOff) return;
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    log_info(where(b), ": ", buckets_[b].parameters.size(), " parameters, ",
-             buckets_[b].buffer.nbytes(), " bytes");
+  if (observer_.debug() == DebugLevel::kOff) return;
+  for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
+    log_info(where(b), ": ", layout_.buckets[b].parameters.size(), " parameters, ",
+             layout_.buckets[b].buffer.nbytes(), " bytes");
   }
 }
 
@@ -118,16 +119,16 @@ void Reducer::Impl::add_buckets() {
       const at::ScalarType type = travels_as(list.front());
       place(make_bucket(group_, tensors_, std::move(list), type));
       share_buckets();
-      move_gradients(buckets_.back());  // one after the other: what they leave is freed
+      move_gradients(layout_.buckets.back());  // one after the other: what they leave is freed
     }
   }
 }
 
 void Reducer::Impl::place(Bucket&& made) {
-  const std::size_t b = buckets_.size();
-  Bucket& bucket = buckets_.emplace_back(std::move(made));
+  const std::size_t b = layout_.buckets.size();
+  Bucket& bucket = layout_.buckets.emplace_back(std::move(made));
   bucket.pending = bucket.parameters.size();
-  stats_.bytes += static_cast<std::uint64_t>(bucket.buffer.nbytes());
+  observer_.stats().bytes += static_cast<std::uint64_t>(bucket.buffer.nbytes());
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
     const std::size_t i = bucket.parameters[slot];
     parameters_[i].bucket = b;
@@ -157,9 +158,9 @@ void Reducer::Impl::move_gradients(Bucket& bucket) {
 std::uint64_t Reducer::Impl::layout_hash() const {
   std::string text = concat(serial_, " ", static_cast<int>(options_.reduce.kind()));
   if (options_.static_graph) text += 's';
-  for (const Parameter& parameter : parameters_) {
+  for (const ParameterState& parameter : parameters_) {
     text += parameter.active ? '+' : '-';
-    if (parameter.rows.defined()) text += concat("rows of ", hash_of(parameter.rows));
+    if (parameter.round.rows.defined()) text += concat("rows of ", hash_of(parameter.round.rows));
   }
   return hash_text(text);
 }
@@ -167,26 +168,27 @@ std::uint64_t Reducer::Impl::layout_hash() const {
 void Reducer::Impl::register_comm_hook(CommHook hook) {
   if (!hook)
     fail(ErrorKind::kInvalidArgument, "the hook is an empty function; pass one that can be called");
-  if (hook_) fail(ErrorKind::kInvalidArgument, "there is a comm hook already; a model has one");
-  if (stats_.backwards > 0 || open_) {
-    fail(ErrorKind::kInvalidArgument, "it is too late after ", stats_.backwards,
+  if (users_.hook)
+    fail(ErrorKind::kInvalidArgument, "there is a comm hook already; a model has one");
+  if (observer_.stats().backwards > 0 || round_.open) {
+    fail(ErrorKind::kInvalidArgument, "it is too late after ", observer_.stats().backwards,
          " backwards; register before the first one");
   }
   if (options_.reduce.kind() != GradReduce::Kind::kMean) {
     fail(ErrorKind::kInvalidArgument,
          "what gradients become is the hook's; GradReduce must be kMean");
   }
-  if (join_ && join_->divides_by_live) refuse_hook_in_join();
+  if (join_.divides_by_live()) refuse_hook_in_join();
   // First on the group that others use: they may have none to register.
   const PurposeScope scope({.what = "register_comm_hook"});
   agree(group_, "register_comm_hook", {}, "", 0);
-  hook_group_ = own_group(group_);
-  hook_ = std::move(hook);
+  users_.hook_group = own_group(group_);
+  users_.hook = std::move(hook);
   alone_ = false;
 }
 
 void Reducer::Impl::register_consumer(GradConsumer consumer) {
-  if (open_ || in_backward_) {
+  if (round_.open || in_backward_) {
     fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it after");
   }
   if (!consumer.function) {
@@ -208,19 +210,20 @@ void Reducer::Impl::register_consumer(GradConsumer consumer) {
     parameters_[i].taken |= consumer.takes[i];
     parameters_[i].dropped |= consumer.takes[i] && !consumer.keeps;
   }
-  consumers_.push_back(std::move(consumer));
+  users_.consumers.push_back(std::move(consumer));
   alone_ = false;
 }
 
 void Reducer::Impl::consume() {
-  for (const auto& port : ports_) port->finish(verdict_.used());
-  if (consumers_.empty()) return;
+  for (const auto& port : users_.ports) port->finish(verdict_.used());
+  if (users_.consumers.empty()) return;
   std::vector<GradBucket> reduced;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    if (buckets_[i].skipped) continue;
-    reduced.push_back(BucketAccess::make(buckets_, i, tensors_, group_, stats_.backwards + 1));
+  for (std::size_t i = 0; i < layout_.buckets.size(); ++i) {
+    if (layout_.buckets[i].skipped) continue;
+    reduced.push_back(
+        BucketAccess::make(layout_.buckets, i, tensors_, group_, observer_.stats().backwards + 1));
   }
-  for (const GradConsumer& consumer : consumers_) consumer.function(reduced, verdict_.used());
+  for (const GradConsumer& consumer : users_.consumers) consumer.function(reduced, verdict_.used());
 }
 
 void check_weight(const GradReduce& reduce) {
@@ -233,9 +236,9 @@ void check_weight(const GradReduce& reduce) {
 
 void Reducer::Impl::set_reduce(GradReduce reduce) {
   check_weight(reduce);
-  if (open_)
+  if (round_.open)
     fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it before");
-  if (hook_ && reduce.kind() != GradReduce::Kind::kMean) {
+  if (users_.hook && reduce.kind() != GradReduce::Kind::kMean) {
     fail(ErrorKind::kInvalidArgument,
          "there is a comm hook, which decides that; only kMean goes with it");
   }

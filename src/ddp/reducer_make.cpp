@@ -25,12 +25,12 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       compares_(size_ > 1 && group_.backend_name() == "convoy") {
   std::string error;  // of this rank, which the others hear too
   try {
-    debug_ = debug_level();
-    if (debug_ == DebugLevel::kDetail && options_.check_replicas_every == 0) {
+    observer_.set_debug(debug_level());
+    if (observer_.debug() == DebugLevel::kDetail && options_.check_replicas_every == 0) {
       options_.check_replicas_every = 100;
     }
     check();
-    caps_ = bucket_caps(options_);
+    layout_.caps = bucket_caps(options_);
     launches_late_ = launches_late(group_, options_.launch);
   } catch (const Error& e) {
     error = e.what();
@@ -87,7 +87,7 @@ void Reducer::Impl::check() {
 std::vector<std::string> Reducer::Impl::description() const {
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
+    const ParameterState& parameter = parameters_[i];
     const at::Tensor& tensor = tensors_[i];
     lines.push_back(concat(
         "parameter ", parameter.name, ": ", tensor.scalar_type(), " of sizes ", tensor.sizes(),
@@ -95,7 +95,7 @@ std::vector<std::string> Reducer::Impl::description() const {
         parameter.sparse ? ", sparse" : "", parameter.delayed ? ", delayed" : ""));
   }
   std::string caps;
-  for (const std::int64_t cap : caps_) caps += concat(" ", cap);
+  for (const std::int64_t cap : layout_.caps) caps += concat(" ", cap);
   lines.push_back(concat("option bucket caps:", caps));
   lines.push_back(concat("option find_unused_parameters: ", options_.find_unused_parameters));
   lines.push_back(concat("option static_graph: ", options_.static_graph));

@@ -46,25 +46,22 @@ void Reducer::Impl::enlist() {
 }
 
 void Reducer::Impl::owe(const std::string& why) {
-  if (!compares_ || in_backward_ || !owed_.empty()) return;
-  owed_ = concat("forward ", last_forward_ + 1, " threw: ", why);
+  if (!compares_ || in_backward_ || !forwards_.owed.empty()) return;
+  forwards_.owed = concat("forward ", forwards_.next(), " threw: ", why);
 }
 
 // An exception has left the loss, or anything else between a forward and its backward.
 void Reducer::Impl::note_unwound() {
-  for (const auto& [number, fate] : forwards_) {
-    // Another output of it may live on.
-    const bool is_gone = fate && fate->unwound && fate.use_count() == 1;
-    if (!is_gone || visited_.contains(number) || !owed_.empty()) continue;
-    owed_ = concat("an exception was thrown between forward ", number, " and its backward");
-    // It may be that of another model.
-    auto all = reducers_here.lock();
-    for (const auto& [key, weak] : *all) {
-      const auto other = weak.lock();
-      if (key.first == group_.backend().get() && other && other.get() != this &&
-          !other->owed_.empty()) {
-        owed_ += concat(" (another model's ", other->owed_, ")");
-      }
+  const auto number = forwards_.unwound(round_.visited);
+  if (!number || !forwards_.owed.empty()) return;
+  forwards_.owed = concat("an exception was thrown between forward ", *number, " and its backward");
+  // It may be that of another model.
+  auto all = reducers_here.lock();
+  for (const auto& [key, weak] : *all) {
+    const auto other = weak.lock();
+    if (key.first == group_.backend().get() && other && other.get() != this &&
+        !other->forwards_.owed.empty()) {
+      forwards_.owed += concat(" (another model's ", other->forwards_.owed, ")");
     }
   }
 }
@@ -76,12 +73,12 @@ void Reducer::Impl::meet_in_forward(const char* what, const std::function<void()
   }
   for (;;) {
     note_unwound();
-    const bool tells = !owed_.empty();
+    const bool tells = !forwards_.owed.empty();
     if (!sync && !tells) return;
     if (tells) end_hook_group();  // others may wait inside of a hook
     try {
       const PurposeScope scope(
-          {.what = what, .number = last_forward_ + 1, .owner = serial_, .tag = tells ? kTells : 0});
+          {.what = what, .number = forwards_.next(), .owner = serial_, .tag = tells ? kTells : 0});
       if (sync) {
         sync();
       } else {
@@ -92,8 +89,8 @@ void Reducer::Impl::meet_in_forward(const char* what, const std::function<void()
       continue;
     }
     if (tells) {  // and so did all others
-      owed_.clear();
-      forwards_.clear();
+      forwards_.owed.clear();
+      forwards_.close_round();
     }
     return;
   }
@@ -112,22 +109,22 @@ void Reducer::Impl::take_part_late(const coll::Disagreement& disagreement) {
   const auto& calls = disagreement.calls();
   const auto backward = std::find_if(calls.begin(), calls.end(), is_round);
   const bool in_forward = backward == calls.end();
-  std::string text = reducer->owed_.empty() ? owed_ : reducer->owed_;
+  std::string text = reducer->forwards_.owed.empty() ? forwards_.owed : reducer->forwards_.owed;
   const bool tells = !text.empty();
   if (!tells) {
-    text = concat("is in forward ", last_forward_ + 1);
+    text = concat("is in forward ", forwards_.next());
     if (!in_forward) {
       text += concat(", while others are in ", backward->what, " ", backward->number,
-                     forwards_.empty() ? " and it has none to run"
-                                       : " and it has left out that of the forward before",
+                     forwards_.count() == 0 ? " and it has none to run"
+                                            : " and it has left out that of the forward before",
                      ": all ranks run the same forwards and backwards; did it leave out a batch, "
                      "or catch an exception of the loss?");
     }
   }
   const Error error =
       reducer->late_round(tells || !in_forward ? Ending::kFailed : Ending::kDisturbed, text);
-  forwards_.clear();
-  reducer->owed_.clear();
+  forwards_.close_round();
+  reducer->forwards_.owed.clear();
   if (tells) return;  // this rank has thrown
   if (in_forward) throw error;
   log_warn(error.what(), "; the others have thrown this, and this rank goes on with its forward");
@@ -142,7 +139,7 @@ Error Reducer::Impl::late_round(Ending outcome, const std::string& text) {
   };
   std::vector<Saved> before;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
+    const ParameterState& parameter = parameters_[i];
     const at::Tensor& gradient = tensors_[i].grad();
     // One with a history is not in a bucket.
     const bool is_apart = !gradient.defined() || gradient.requires_grad();
@@ -154,20 +151,19 @@ Error Reducer::Impl::late_round(Ending outcome, const std::string& text) {
                       .untouched = parameter.is_untouched(gradient)});
   }
   std::optional<Error> error;
-  late_ = in_late_round_ = true;
-  round_ = "backward";
-  entered_ = last_gradient_ = Clock::now();
+  round_.late = round_.began_elsewhere = true;
+  round_.enter("backward");
   try {
     hook_up();
     open(nullptr);
     complete(outcome, text);
   } catch (const Error& e) {
-    if (open_) close(Ending::kFailed);
+    if (round_.open) close(Ending::kFailed);
     error = e;
   }
-  late_ = in_late_round_ = false;
+  round_.late = round_.began_elsewhere = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
+    ParameterState& parameter = parameters_[i];
     tensors_[i].mutable_grad() = before[i].gradient;
     parameter.summed = before[i].summed;
     parameter.used = before[i].used;
@@ -182,6 +178,12 @@ Error Reducer::Impl::late_round(Ending outcome, const std::string& text) {
     throw Error(*error);
   }
   return *error;
+}
+
+bool Reducer::Impl::absorb(const coll::Disagreement& disagreement) {
+  if (!can_go_on(disagreement)) return false;
+  trouble(Ending::kDisturbed, disagreement.what());
+  return true;
 }
 
 bool Reducer::Impl::can_go_on(const coll::Disagreement& disagreement) const {

@@ -33,33 +33,33 @@ void Reducer::Impl::attach(std::shared_ptr<ShardPort> port) {
     parameters_[i].taken |= port->takes()[i];
     parameters_[i].dropped |= port->takes()[i] && port->is_in_backward();
   }
-  ports_.push_back(std::move(port));
+  users_.ports.push_back(std::move(port));
   alone_ = false;
   share_buckets();
 }
 
 void Reducer::Impl::detach(const ShardPort& port) noexcept {
-  const auto found = std::find_if(ports_.begin(), ports_.end(),
+  const auto found = std::find_if(users_.ports.begin(), users_.ports.end(),
                                   [&](const auto& one) { return one.get() == &port; });
-  if (found == ports_.end()) return;
+  if (found == users_.ports.end()) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (port.takes()[i]) parameters_[i].taken = parameters_[i].dropped = false;
   }
-  ports_.erase(found);
-  for (Bucket& bucket : buckets_) {
+  users_.ports.erase(found);
+  for (Bucket& bucket : layout_.buckets) {
     if (port_of(bucket) == nullptr) bucket.peers.reset();
   }
 }
 
 Reducer::Impl::BucketPlace Reducer::Impl::place_of(std::size_t index) const {
-  const Parameter& parameter = parameters_[index];
-  if (parameter.bucket == kNone) return {};
-  return {&buckets_[parameter.bucket], parameter.slot};
+  const ParameterState& parameter = parameters_[index];
+  if (parameter.bucket == ParameterPlace::kNone) return {};
+  return {&layout_.buckets[parameter.bucket], parameter.slot};
 }
 
 // The one that takes all of it.
 ShardPort* Reducer::Impl::port_of(const Bucket& bucket) const {
-  for (const auto& port : ports_) {
+  for (const auto& port : users_.ports) {
     if (std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
                     [&](std::size_t i) { return port->takes()[i]; })) {
       return port.get();
@@ -70,8 +70,8 @@ ShardPort* Reducer::Impl::port_of(const Bucket& bucket) const {
 
 // Collective: which buckets there are is the same on all ranks.
 void Reducer::Impl::share_buckets() {
-  if (ports_.empty() || (size_ > 1 && !group_.can_round())) return;
-  for (Bucket& bucket : buckets_) {
+  if (users_.ports.empty() || (size_ > 1 && !group_.can_round())) return;
+  for (Bucket& bucket : layout_.buckets) {
     if (bucket.peers || bucket.private_memory || port_of(bucket) == nullptr) continue;
     const auto type = at::toRealValueType(bucket.buffer.scalar_type());
     const bool as_it_is = std::all_of(
@@ -89,8 +89,8 @@ void Reducer::Impl::share_buckets() {
 }
 
 bool Reducer::Impl::defers(const Bucket& bucket) const {
-  return bucket.peers && !hook_ && options_.reduce.kind() != GradReduce::Kind::kWeighted &&
-         join_scale() == 1 && port_of(bucket) != nullptr;
+  return bucket.peers && !users_.hook && options_.reduce.kind() != GradReduce::Kind::kWeighted &&
+         join_.scale(options_.reduce, size_) == 1 && port_of(bucket) != nullptr;
 }
 
 // --- another group ---
@@ -101,45 +101,46 @@ void Reducer::Impl::prepare_change() {
   };
   if (in_backward_) refuse("a backward");
   if (paused_ > 0) refuse("a no_sync()");
-  if (join_) refuse("a Join");
-  if (open_) close(Ending::kFailed);
+  if (join_.is_active()) refuse("a Join");
+  if (round_.open) close(Ending::kFailed);
 }
 
 void Reducer::Impl::leave_group() {
-  for (const auto& port : ports_) port->leave_group();
+  for (const auto& port : users_.ports) port->leave_group();
 }
 
 int Reducer::Impl::take_over(const Impl& old) {
-  std::vector<std::string> lines = {concat("comm hooks: ", old.hook_ ? 1 : 0),
-                                    concat("consumers: ", old.consumers_.size()),
-                                    concat("sharded optimizers: ", old.ports_.size())};
-  for (const auto& port : old.ports_) {
+  std::vector<std::string> lines = {concat("comm hooks: ", old.users_.hook ? 1 : 0),
+                                    concat("consumers: ", old.users_.consumers.size()),
+                                    concat("sharded optimizers: ", old.users_.ports.size())};
+  for (const auto& port : old.users_.ports) {
     for (const std::string& line : port->description()) lines.push_back(line);
   }
   agree(group_, "what was registered with the reducer", lines, "", 0);
-  hook_ = old.hook_;
-  consumers_ = old.consumers_;
-  begins_ = old.begins_;
-  ends_ = old.ends_;
-  replicas_ = old.replicas_;
-  alone_ = size_ == 1 && !hook_ && consumers_.empty();
+  users_.hook = old.users_.hook;
+  users_.consumers = old.users_.consumers;
+  users_.begins = old.users_.begins;
+  users_.ends = old.users_.ends;
+  users_.replicas = old.users_.replicas;
+  alone_ = size_ == 1 && !users_.hook && users_.consumers.empty();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    for (const GradConsumer& consumer : consumers_) {
+    for (const GradConsumer& consumer : users_.consumers) {
       parameters_[i].taken |= consumer.takes[i];
       parameters_[i].dropped |= consumer.takes[i] && !consumer.keeps;
     }
     tensors_[i].mutable_grad().reset();
   }
-  timeline_.set_sample_rate(old.timeline_.sample_rate());
-  const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(old.stats_.backwards), at::kLong);
+  observer_.timeline().set_sample_rate(old.observer_.timeline().sample_rate());
+  const at::Tensor mine =
+      at::full({1}, static_cast<std::int64_t>(old.observer_.stats().backwards), at::kLong);
   const at::Tensor all = at::empty({size_}, at::kLong);
   group_.all_gather_single(all, mine);
   const auto* const counts = all.const_data_ptr<std::int64_t>();
   const auto root = static_cast<int>(std::max_element(counts, counts + size_) - counts);
-  stats_.backwards = static_cast<std::uint64_t>(counts[root]);
-  stats_.skipped = old.stats_.skipped;
+  observer_.stats().backwards = static_cast<std::uint64_t>(counts[root]);
+  observer_.stats().skipped = old.observer_.stats().skipped;
   if (size_ > 1) broadcast_coalesced(group_, tensors_, {.root = root});
-  for (const auto& port : old.ports_) port->enter_group(shared_from_this(), root);
+  for (const auto& port : old.users_.ports) port->enter_group(shared_from_this(), root);
   return root;
 }
 

@@ -14,11 +14,11 @@ namespace convoy {
 
 void Reducer::Impl::reduce_sparse() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
+    const ParameterState& parameter = parameters_[i];
     if (!parameter.sparse || !parameter.active || !verdict_.used()[i]) continue;
     at::Tensor& gradient = tensors_[i].mutable_grad();
     at::Tensor sum;
-    if (gradient.defined() && (parameter.used || !shadowing_)) {
+    if (gradient.defined() && (parameter.used || !join_.shadows())) {
       sum = (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce();
     } else {
       auto sizes = tensors_[i].sizes().vec();
@@ -27,30 +27,31 @@ void Reducer::Impl::reduce_sparse() {
                                   at::empty(sizes, tensors_[i].options().requires_grad(false)),
                                   tensors_[i].sizes());
     }
-    if (parameter.rows.defined()) {
+    if (parameter.round.rows.defined()) {
       sum = reduce_rows(i, sum);
     } else {
-      reduce_sparse_gradient(group_, sum, options_.reduce, weight_);
+      reduce_sparse_gradient(group_, sum, options_.reduce, round_.weight);
     }
-    gradient = join_scale() == 1 ? sum : sum * join_scale();
+    gradient =
+        join_.scale(options_.reduce, size_) == 1 ? sum : sum * join_.scale(options_.reduce, size_);
   }
 }
 
 // What is reduced after the verdict has to be fine before it.
 void Reducer::Impl::check_sparse() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
+    const ParameterState& parameter = parameters_[i];
     const at::Tensor& gradient = tensors_[i].grad();
     if (!parameter.sparse || !parameter.active || !gradient.defined()) continue;
-    if (shadowing_ && !parameter.used) continue;
+    if (join_.shadows() && !parameter.used) continue;
     if (options_.nonfinite != NonFinite::kIgnore && !is_finite(gradient)) {
       trouble(Ending::kNotFinite,
               concat("the gradient of ", parameter.name, ": ", describe_nonfinite(gradient)));
     }
-    if (!parameter.rows.defined()) continue;
+    if (!parameter.round.rows.defined()) continue;
     const at::Tensor mine =
         (gradient.is_sparse() ? gradient : gradient.to_sparse(1)).coalesce().indices()[0];
-    const at::Tensor known = at::isin(mine, parameter.rows);
+    const at::Tensor known = at::isin(mine, parameter.round.rows);
     if (known.all().item<bool>()) continue;
     const auto row = at::masked_select(mine, known.logical_not())[0].item<std::int64_t>();
     trouble(Ending::kMistaken, concat("the gradient of ", parameter.name, " has row ", row,
@@ -59,28 +60,29 @@ void Reducer::Impl::check_sparse() {
 }
 
 at::Tensor Reducer::Impl::reduce_rows(std::size_t index, const at::Tensor& mine) {
-  const at::Tensor& rows = parameters_[index].rows;
+  const at::Tensor& rows = parameters_[index].round.rows;
   auto sizes = tensors_[index].sizes().vec();
   sizes[0] = rows.size(0);
   const at::Tensor values = at::zeros(sizes, tensors_[index].options().requires_grad(false));
   if (mine._nnz() > 0) {
     values.index_copy_(0, at::searchsorted(rows, mine.indices()[0]), mine.values());
   }
-  reduce_bucket(group_, values.view({-1}), options_.reduce, weight_).wait();
+  reduce_bucket(group_, values.view({-1}), options_.reduce, round_.weight).wait();
   return at::sparse_coo_tensor(rows.unsqueeze(0), values, tensors_[index].sizes())
       ._coalesced_(true);
 }
 
 void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
-  if (open_)
+  if (round_.open)
     fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it before");
   std::vector<std::pair<std::size_t, at::Tensor>> found;
   for (const auto& entry : rows) {
     const std::string& name = entry.first;
     const at::Tensor& list = entry.second;
-    const auto place = std::find_if(
-        parameters_.begin(), parameters_.end(),
-        [&](const Parameter& parameter) { return parameter.sparse && parameter.name == name; });
+    const auto place =
+        std::find_if(parameters_.begin(), parameters_.end(), [&](const ParameterState& parameter) {
+          return parameter.sparse && parameter.name == name;
+        });
     if (place == parameters_.end()) {
       fail(ErrorKind::kInvalidArgument, "there is no sparse parameter ", in_quotes(name));
     }
@@ -99,7 +101,7 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
     }
     found.emplace_back(index, std::move(sorted));
   }
-  for (auto& [index, sorted] : found) parameters_[index].rows = std::move(sorted);
+  for (auto& [index, sorted] : found) parameters_[index].round.rows = std::move(sorted);
 }
 
 void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
