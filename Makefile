@@ -36,7 +36,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
 targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
-           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc \
+           bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-autograd \
            bench-share bench-report \
            soak soak-coll tidy check-headers \
            check-layers format install python wheel clean help
@@ -127,6 +127,9 @@ bench-endpoint: bootstrap-peers build ## letters between processes beside ZeroMQ
 
 bench-rpc: bootstrap-actors build ## calls with tensors beside PyTorch's RPC, gRPC, Ray and Monarch, into build/bench/rpc.json
 	@bench/rpc.py
+
+bench-autograd: build ## backward passes across workers beside torch.distributed.autograd, into build/bench/autograd.json
+	@bench/autograd.py
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed
