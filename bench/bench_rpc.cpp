@@ -1,18 +1,24 @@
 // Calls of functions with tensors: one round of every case of calls.h, as a line of JSON.
 //
 //   bench_rpc convoy [quick]    two workers of a session
-//   bench_rpc local [quick]     the function of small calls without a call
+//   bench_rpc local [quick]     the function of small calls without a call; and with what any call
+//                               does: two tensors made of bytes for it, one of its result's
 //   bench_rpc memcpy [quick]    the limit of large tensors: two copies within warm huge pages
+//   bench_rpc cores [quick]     the same, the second copy by another core
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
 #include "calls.h"
 #include "convoy/deadline.h"
 #include "convoy/rpc.h"
 #include "os/process.h"
+#include "os/wait.h"
 #include "warm_memory.h"
 
 namespace bench {
@@ -82,10 +88,28 @@ void run_convoy(const CallBudget& budget) {
   ::rmdir(folder.c_str());
 }
 
+// A tensor of bytes that arrived, as anybody would make it.
+at::Tensor tensor_of(const float (&values)[2]) {
+  at::Tensor tensor = at::empty({2});
+  std::memcpy(tensor.mutable_data_ptr(), values, sizeof values);
+  return tensor;
+}
+
 void run_local(const CallBudget& budget) {
   constexpr int kTogether = 1000;
   const at::Tensor a = at::ones({2}), b = at::ones({2});
+  const float values[2] = {1, 1};
   Medians medians;
+  medians.add("call_tensors", repeat(budget, 300, [&] {
+                const auto start = Clock::now();
+                for (int i = 0; i < kTogether; ++i) {
+                  float result[2];
+                  const at::Tensor sum = bench::add(tensor_of(values), tensor_of(values));
+                  std::memcpy(result, sum.const_data_ptr(), sizeof result);
+                  tensor_of(result);
+                }
+                return microseconds_since(start) / kTogether;
+              }));
   medians.add("call", repeat(budget, 300, [&] {
                 const auto start = Clock::now();
                 for (int i = 0; i < kTogether; ++i) bench::add(a, b);
@@ -108,6 +132,32 @@ void run_memcpy(const CallBudget& budget) {
   medians.print();
 }
 
+// What one core has written costs another one more to read.
+void run_cores(const CallBudget& budget) {
+  Medians medians;
+  for (const std::size_t bytes : kEchoBytes) {
+    const WarmMemory from(bytes), there(bytes), back(bytes);
+    std::atomic<int> turn{0};
+    std::jthread other([&] {
+      for (;;) {
+        while (turn.load() == 0) convoy::cpu_relax();
+        if (turn.load() == 2) return;
+        std::memcpy(back.data(), there.data(), bytes);
+        turn.store(0);
+      }
+    });
+    medians.add(echo_name(bytes), repeat(budget, 300, [&] {
+                  const auto start = Clock::now();
+                  std::memcpy(there.data(), from.data(), bytes);
+                  turn.store(1);
+                  while (turn.load() != 0) convoy::cpu_relax();
+                  return microseconds_since(start);
+                }));
+    turn.store(2);
+  }
+  medians.print();
+}
+
 }  // namespace
 }  // namespace bench
 
@@ -121,10 +171,12 @@ int main(int argc, char** argv) {
     run_local(budget);
   } else if (side == "memcpy") {
     run_memcpy(budget);
+  } else if (side == "cores") {
+    run_cores(budget);
   } else if (side == "serve") {
     join(argv[2], 1).shutdown();
   } else {
-    std::fprintf(stderr, "usage: bench_rpc convoy|local|memcpy [quick]\n");
+    std::fprintf(stderr, "usage: bench_rpc convoy|local|memcpy|cores [quick]\n");
     return 2;
   }
   return 0;

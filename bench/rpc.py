@@ -33,7 +33,8 @@ def python_side(name, environment=()):
 
 def commands(quick):
     """Side -> command."""
-    found = {"convoy": [sides.BIN / "bench_rpc", "convoy"], "convoy rref": [sides.BIN / "bench_rref"], "memcpy": [sides.BIN / "bench_rpc", "memcpy"],
+    found = {"convoy": [sides.BIN / "bench_rpc", "convoy"], "convoy rref": [sides.BIN / "bench_rref"],
+             "memcpy": [sides.BIN / "bench_rpc", "memcpy"], "two cores": [sides.BIN / "bench_rpc", "cores"],
              "local": [sides.BIN / "bench_rpc", "local"],
              "endpoint": [sides.BIN / "bench_endpoint", "small"], "tensorpipe": [sides.BIN / "bench_rpc_torch"],
              "grpc": [sides.BIN / "bench_rpc_grpc"]}
@@ -75,10 +76,23 @@ def main():
                              size=8)
                 for (case, side), (other, _) in MOST_RREF.items()
                 if (case, "convoy rref") in times and (other, side) in times]
+    floor = floor_of(times)
+    if floor and "call" in ours:
+        records.append(sides.record("rpc", "call", ours["call"], "floor", floor, path="call", ranks=2, size=8))
     sides.write_records(records, file)
     missed = show(times, ours, records)
+    if floor and "call" in ours:
+        print(f"  (call: the endpoint's round trip and libtorch's part, three tensors and a + b, take {floor:.2f} us; "
+              f"ours is {ours['call'] / floor:.2f} of that)")
     print(f"\n{len(records)} records in {file}, {time.monotonic() - start:.0f} s")
     return 1 if missed else 0
+
+
+def floor_of(times):
+    """What a small call takes without anything of RPC: the round trip, and what libtorch needs for three tensors and
+    the function."""
+    parts = [times.get(("call", "endpoint")), times.get(("call_tensors", "local"))]
+    return sum(parts) if all(parts) else None
 
 
 def show(times, ours, records):

@@ -68,6 +68,7 @@ Agent::~Agent() {
   life_->end();
   if (tick_) tick_->stop();
   owned_endpoint_.reset();  // its thread may still look at tick_
+  delete spare_request_.load();
   auto spare = spare_requests_.lock();
   for (Request* const request : *spare) delete request;
 }

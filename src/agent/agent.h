@@ -267,6 +267,7 @@ class Agent final : private transport::Inbox {
   void hear_call(Peer& peer, transport::Arrival& arrival);
   void hear_cancel(Peer& peer, const transport::Arrival& arrival);
   void run(Request& request) noexcept;
+  void run(Request& request, Deadline::Clock::time_point began) noexcept;
   void handler_waits() noexcept;
   void answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
   void answer_error(Request& request, ErrorKind kind, std::string_view type,
@@ -327,6 +328,7 @@ class Agent final : private transport::Inbox {
   };
   std::atomic<Deadline::Clock::rep> armed_{INT64_MAX};  // Timer::when
   Guarded<Timer> timer_;
+  std::atomic<Request*> spare_request_{nullptr};  // one, for who is quick
   Guarded<std::vector<Request*>> spare_requests_;
   std::atomic<std::uint64_t> started_{0};  // calls
   std::atomic<std::uint64_t> taken_{0};    // requests

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -23,9 +25,19 @@ namespace convoy::agent {
 struct Agent::Functions {
   mutable std::mutex mutex;
   std::deque<Function> all;  // guarded; entries stay where they are
+  // The first ones again, to be found without the lock.
+  std::array<std::atomic<Function*>, 256> first{};
 
+  // The lock is held.
+  void add(const Handler& handler) {
+    Function& function = all.emplace_back(handler, declare_function(handler.key));
+    if (all.size() > first.size()) return;
+    first[all.size() - 1].store(&function, std::memory_order_release);
+  }
   // nullptr: there is none.
   Function* find(std::uint32_t place) {
+    if (place < first.size()) [[likely]]
+      return first[place].load(std::memory_order_acquire);
     const std::scoped_lock lock(mutex);
     return place < all.size() ? &all[place] : nullptr;
   }

@@ -28,6 +28,14 @@ struct InlineRun {
   std::uint64_t run = 0;
 };
 thread_local InlineRun inline_run;
+// Whose handler runs on this thread, and when it was answered: sending what is not large is no part
+// of the handler's time.
+struct HandlerRun {
+  const Request* request = nullptr;
+  Deadline::Clock::time_point answered = {};
+};
+thread_local HandlerRun handler_run;
+constexpr std::size_t kMostUncounted = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -48,7 +56,7 @@ void Agent::add_handlers(std::span<const Handler> handlers) {
   {
     const std::scoped_lock lock(functions_->mutex);
     for (const Handler& handler : handlers) {
-      functions_->all.emplace_back(handler, declare_function(handler.key));
+      functions_->add(handler);
     }
   }
   if (!met_.load(std::memory_order_acquire)) return;
@@ -60,8 +68,8 @@ void Agent::add_handlers(std::span<const Handler> handlers) {
 // --- requests ---
 
 Request* Agent::new_request() {
-  Request* request = nullptr;
-  {
+  Request* request = spare_request_.exchange(nullptr, std::memory_order_acquire);
+  if (!request) {
     auto spare = spare_requests_.lock();
     if (!spare->empty()) {
       request = spare->back();
@@ -76,6 +84,11 @@ Request* Agent::new_request() {
 }
 
 void Agent::recycle(Request* request) noexcept {
+  Request* none = nullptr;
+  if (spare_request_.compare_exchange_strong(none, request, std::memory_order_release,
+                                             std::memory_order_relaxed)) {
+    return;
+  }
   {
     auto spare = spare_requests_.lock();
     if (spare->size() < kMostSpareRequests) {
@@ -137,7 +150,7 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
       executor_.try_enter()) {
     request->body_ = body;
     inline_run = {tick_.get(), tick_->begin()};
-    run(*request);
+    run(*request, now);
     tick_->end(std::exchange(inline_run, {}).run);
     executor_.leave();
     inline_runs_.fetch_add(1, std::memory_order_relaxed);
@@ -148,11 +161,13 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   executor_.submit(*request);
 }
 
-void Agent::run(Request& request) noexcept {
+void Agent::run(Request& request) noexcept { run(request, quick_now()); }
+
+void Agent::run(Request& request, Deadline::Clock::time_point began) noexcept {
+  const AgentLife::Scope alive(*life_);
   RequestRef task(&request, RequestRef::Adopt());
   // Nobody waits for it any more: it is not begun.
-  if (request.cancelled() ||
-      (!request.deadline_.is_never() && request.deadline_.when() <= quick_now())) {
+  if (request.cancelled() || (!request.deadline_.is_never() && request.deadline_.when() <= began)) {
     request.cancelled_.store(true, std::memory_order_relaxed);
     request.fail(ErrorKind::kCancelled, "", "");
     return;
@@ -161,10 +176,12 @@ void Agent::run(Request& request) noexcept {
   const CurrentScope current(&request);
   handler_has_waited = false;
   if (options_.enter_handler) options_.enter_handler();
-  const auto began = quick_now();
   record_.began(request.ticket_, began);
+  const HandlerRun outer = std::exchange(handler_run, {&request});
   function.handler.run(function.handler.data, std::move(task));
-  auto took = static_cast<std::uint64_t>(std::max<std::int64_t>((quick_now() - began).count(), 1));
+  const auto answered = std::exchange(handler_run, outer).answered;
+  const auto end = answered == Deadline::Clock::time_point() ? quick_now() : answered;
+  auto took = static_cast<std::uint64_t>(std::max<std::int64_t>((end - began).count(), 1));
   const auto most = static_cast<std::uint64_t>(options_.most_inline.count());
   if (std::exchange(handler_has_waited, false)) took = std::max(took, 100 * most);
   const std::uint64_t average = function.average.load(std::memory_order_relaxed);
@@ -212,11 +229,14 @@ void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
   ++counters.served;
   if (type == LetterType::kError) ++counters.failed;
   counters.served_bytes_received += request.received_;
-  counters.served_bytes_sent += bytes_of(outgoing);
+  const std::size_t bytes = bytes_of(outgoing);
+  counters.served_bytes_sent += bytes;
   const auto now = quick_now();
+  if (handler_run.request == &request && bytes <= kMostUncounted) handler_run.answered = now;
   counters.run_time.add(now - request.arrived_);
   record_.ended(request.ticket_,
-                type == LetterType::kError ? CallRecord::End::kFailed : CallRecord::End::kWell, now);
+                type == LetterType::kError ? CallRecord::End::kFailed : CallRecord::End::kWell,
+                now);
   if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) return;
   const ReplyHead head{.slot = request.slot_, .number = request.number_};
   try {

@@ -24,6 +24,15 @@ void PeerTable::push_back(std::unique_ptr<Peer> peer) {
   size_.store(i + 1, std::memory_order_release);
 }
 
+namespace {
+thread_local const AgentLife* life_here = nullptr;
+}
+
+AgentLife::Scope::Scope(const AgentLife& life) noexcept
+    : before_(std::exchange(life_here, &life)) {}
+AgentLife::Scope::~Scope() { life_here = before_; }
+bool AgentLife::is_here() const noexcept { return life_here == this; }
+
 void AgentLife::end() noexcept {
   users_.fetch_or(1);
   // They only send something.

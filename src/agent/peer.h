@@ -27,17 +27,34 @@ struct AgentLife {
 
   Agent& agent;
 
+  // While one lives on this thread, the agent does, too: a handler of it runs here.
+  class Scope {
+   public:
+    explicit Scope(const AgentLife& life) noexcept;
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope();
+
+   private:
+    const AgentLife* const before_;
+  };
+
   // True: the agent stays until leave().
   bool enter() noexcept {
+    if (is_here()) return true;
     if ((users_.fetch_add(2, std::memory_order_acquire) & 1) == 0) return true;
-    leave();
+    users_.fetch_sub(2, std::memory_order_release);
     return false;
   }
-  void leave() noexcept { users_.fetch_sub(2, std::memory_order_release); }
+  void leave() noexcept {
+    if (!is_here()) users_.fetch_sub(2, std::memory_order_release);
+  }
   // Nobody enters any more; waits for those who have.
   void end() noexcept;
 
  private:
+  bool is_here() const noexcept;
+
   std::atomic<std::uint64_t> users_{0};  // 2 for each; 1: it has ended
 };
 

@@ -156,7 +156,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     {
       auto known = door.lock();
       if (known->first) {
-        reinterpret_cast<Doorbell*>(known->first->data())->knock(known->second, false);
+        Doorbell::Rung rung;
+        reinterpret_cast<Doorbell*>(known->first->data())
+            ->knock(static_cast<std::uint32_t>(known->second), false, rung);
       }
     }
     for (int i = 0; i < 4; ++i) endpoint->poll(Endpoint::Serve::kAll);

@@ -401,7 +401,7 @@ TEST(ShmEndpointTest, WhatWasSentDuringAReadArrivesBeforeIt) {
     }
   } inbox;
   std::atomic<int> sent = 0;
-  const auto a = join();
+  const auto a = join({.least_direct = 1 << 16});
   Endpoint* const endpoint = a->endpoint.get();
   const auto b = make_shm_endpoint(inbox);
   inbox.wakes = b.get();

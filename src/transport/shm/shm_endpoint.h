@@ -16,8 +16,9 @@ struct ShmEndpointOptions {
   bool service_thread = true;
   // How long connecting may take.
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(30);
-  // Pieces that stay are read where they are from this size on, where that is allowed.
-  std::size_t least_direct = std::size_t{64} << 10;
+  // Pieces that stay are read where they are from this size on, where that is allowed. Of what fits
+  // into caches two copies in user space are faster than one by the kernel.
+  std::size_t least_direct = std::size_t{1} << 20;
 };
 
 // An endpoint for processes of one host, and one user. Calls of the inbox may begin before this

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/thread.h"
+#include "os/quick_clock.h"
 #include "transport/shm/shm_endpoint_impl.h"
 
 namespace convoy::shm {
@@ -26,13 +27,25 @@ constexpr int kInPassing = 64;
 constexpr unsigned kWaitsUntilLingering = 16;
 
 // The thread that is waited for may be on this core's queue: it was woken by this one, perhaps.
+// Linux leaves two threads that yield to each other where they are, for half a second if need be:
+// none of them is idle, and both have run just now. Whoever sleeps is woken on a core that is idle.
+// So when yields take long, since somebody runs here meanwhile, the next wait is a sleep.
+constexpr auto kLongYield = std::chrono::microseconds(2);
+constexpr int kMostLongYields = 2;
+thread_local int long_yields = 0;  // in a row
+
 void relax(int spin) noexcept {
-  constexpr int kYieldEvery = 64;
-  if (spin % kYieldEvery == kYieldEvery - 1) {
-    yield_cpu();
-  } else {
-    cpu_relax();
-  }
+  constexpr int kYieldEvery = 128;
+  if (spin % kYieldEvery != kYieldEvery - 1) return cpu_relax();
+  const auto start = QuickClock::now();
+  yield_cpu();
+  long_yields = QuickClock::now() - start > kLongYield ? long_yields + 1 : 0;
+}
+
+bool is_crowded() noexcept {
+  if (long_yields < kMostLongYields) return false;
+  long_yields = 0;
+  return true;
 }
 
 Deadline earlier(const Deadline& a, const Deadline& b) {
@@ -189,7 +202,8 @@ void ShmEndpoint::serve(std::uint64_t turn) {
     }
     begin_to_linger();
     const bool lingers = lingering_.load(std::memory_order_relaxed);
-    const int spins = worked && !lingers && !is_attended() ? serve_spins_.spins() : 0;
+    const bool may_spin = worked && !lingers && !is_attended() && !is_crowded();
+    const int spins = may_spin ? serve_spins_.spins() : 0;
     bool came = false;
     for (int i = 0; i < spins && !came; ++i) {
       relax(i);
@@ -303,7 +317,7 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
   Attendance here(*this);
   constexpr int kClockEvery = 256;
   for (;;) {
-    const int spins = wait_spins_.spins();
+    const int spins = is_crowded() ? 0 : wait_spins_.spins();
     for (int i = 0;; ++i) {
       if (here.watched.sees() || something(Serve::kReplies) ||
           bell().watched.load(std::memory_order_relaxed) != here.watched.number) {
