@@ -194,14 +194,14 @@ std::uint64_t Recorder::add_group(const GroupMember& member) noexcept {
 // What was written of it stays until the place is needed: its last operations may be what somebody
 // wants to see.
 void Recorder::remove_group(std::uint64_t id) noexcept {
-  if (id == 0) return;
+  if (id == 0 || fork_generation() != generation_) return;
   if (ring_->groups[id % kGroups].session.load(std::memory_order_relaxed) != 0) end_calls_of(id);
   const std::lock_guard lock(mutex_);
   taken_[id % kGroups] = false;
 }
 
 void Recorder::name_worker(std::uint64_t id, std::size_t rank, const std::string& name) noexcept {
-  if (id == 0 || rank >= kMembers) return;
+  if (id == 0 || rank >= kMembers || fork_generation() != generation_) return;
   const std::uint64_t site = text(name);
   const std::lock_guard lock(mutex_);
   Group& group = ring_->groups[id % kGroups];

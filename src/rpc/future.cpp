@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "convoy/share.h"
 #include "rpc/message.h"
-#include "rpc/rref_state.h"
 #include "rpc/recording.h"
+#include "rpc/rref_state.h"
 #include "rpc/session_impl.h"
 #include "rpc/tensor_head.h"
 
@@ -36,7 +36,7 @@ struct CallSlot final : agent::Call {
   const std::uint32_t worker;
   const std::string_view function;
   std::unique_ptr<at::RecordFunction> record;
-  std::vector<std::string> lent;  // tensors that are turned by the callee, or never
+  std::vector<std::string> lent;              // tensors that are turned by the callee, or never
   std::vector<ReferencesOut::Passed> passed;  // references that went with it
   RRefHandle on;                              // what it is called on
 };
@@ -125,8 +125,9 @@ std::unique_ptr<at::RecordFunction> record_call(SessionImpl& session, const Call
   auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (!callbacks) return nullptr;
   auto record = std::make_unique<at::RecordFunction>(std::move(*callbacks));
-  record->before(concat(start.keep ? "rpc_async#" : "rpc_sync#", start.key.entry->call_name, "(",
-                        session.agent().self().name, " -> ",
+  const bool remote = (start.flags & ServedCall::kKeepsResult) != 0;
+  const char* const how = remote ? "rpc_remote#" : start.keep ? "rpc_async#" : "rpc_sync#";
+  record->before(concat(how, start.key.entry->call_name, "(", session.agent().self().name, " -> ",
                         session.agent().worker(std::int64_t{start.worker}).name, ")"));
   record->_setAsync();  // it may end on another thread
   return record;
