@@ -11,14 +11,17 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <fstream>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "../tests/coll/support.h"
+#include "agent/agent.h"
 #include "base/concat.h"
 #include "coll/control.h"
 #include "coll/mesh.h"
@@ -151,6 +154,58 @@ Clock::time_point between_endpoints(Rank& r, bool busy) {
   return Clock::time_point(Clock::duration(inbox.told.load()));
 }
 
+// A call that notes when it ended.
+class TimedCall final : public agent::Call {
+ public:
+  Clock::time_point told;
+  std::string text;
+
+ private:
+  void ended(agent::Outcome&& outcome) noexcept override {
+    told = Clock::now();
+    if (outcome.failure) text = outcome.failure->text;
+    mark_over();
+  }
+};
+
+// Many calls to the victim are under way: when the last one has ended.
+Clock::time_point with_calls_under_way(Rank& r) {
+  const agent::FunctionKey key{"never", "void()", 1};
+  agent::AgentOptions options{.name = concat("worker", r.id()),
+                              .rank = static_cast<agent::WorkerId>(r.id())};
+  std::mutex mutex;
+  std::vector<agent::RequestRef> kept;
+  struct Keep {
+    std::mutex& mutex;
+    std::vector<agent::RequestRef>& kept;
+  } keep{mutex, kept};
+  options.handlers = {{key,
+                       [](void* data, agent::RequestRef request) noexcept {
+                         auto& to = *static_cast<Keep*>(data);
+                         const std::scoped_lock lock(to.mutex);
+                         to.kept.push_back(std::move(request));
+                       },
+                       &keep}};
+  agent::Agent worker(options);
+  worker.meet(*r.store(), kRanks, r.deadline());
+  std::deque<TimedCall> calls;
+  if (r.id() != kVictim) {
+    for (int i = 0; i < 20; ++i) {
+      worker.start(calls.emplace_back(), kVictim, agent::declare_function(key), {});
+    }
+  }
+  r.barrier();
+  r.mark("ready");
+  if (r.id() == kVictim) r.wait_for("never");
+  Clock::time_point last;
+  for (TimedCall& call : calls) {
+    worker.wait(call);
+    EXPECT_NE(call.text.find("SIGKILL"), std::string::npos) << call.text;
+    last = std::max(last, call.told);
+  }
+  return last;
+}
+
 // All lines so far, into the file that BENCH_JSON names: bench/report.py draws them.
 void write_record(const char* what, double median, double p99, double longest) {
   const char* const file = std::getenv("BENCH_JSON");
@@ -215,6 +270,7 @@ TEST(Faults, Idle) { measure("killed while the group is idle", idle); }
 TEST(Faults, EndpointsBusy) {
   measure("endpoints that send", [](Rank& r) { return between_endpoints(r, true); });
 }
+TEST(Faults, Calls) { measure("20 calls to it are under way (RPC)", with_calls_under_way); }
 TEST(Faults, EndpointsIdle) {
   measure("endpoints that are idle", [](Rank& r) { return between_endpoints(r, false); });
 }
