@@ -200,7 +200,7 @@ Clock::time_point with_calls_under_way(Rank& r) {
   Clock::time_point last;
   for (TimedCall& call : calls) {
     worker.wait(call);
-    EXPECT_NE(call.text.find("SIGKILL"), std::string::npos) << call.text;
+    EXPECT_NE(call.text.find("worker2 is lost"), std::string::npos) << call.text;
     last = std::max(last, call.told);
   }
   return last;
