@@ -81,6 +81,7 @@ PUBLIC_HEADERS = {
     "sharded_optimizer.h": "optim",
     "elastic.h": "ddp",
     "optimizer_in_backward.h": "optim",
+    "optimizer_rules.h": "optim",
     "rpc_error.h": "agent",
     "future.h": "rpc",
     "rpc.h": "rpc",

@@ -40,6 +40,7 @@
 #include "convoy/join.h"
 #include "convoy/mixed_precision.h"
 #include "convoy/optimizer_in_backward.h"
+#include "convoy/optimizer_rules.h"
 #include "convoy/reducer.h"
 #include "convoy/sharded_optimizer.h"
 #include "convoy/sync_batch_norm.h"

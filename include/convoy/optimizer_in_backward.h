@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <variant>
 #include <vector>
 
+#include "convoy/optimizer_rules.h"
 #include "convoy/reducer.h"
 
 namespace torch::serialize {
@@ -16,39 +16,6 @@ class OutputArchive;
 }  // namespace torch::serialize
 
 namespace convoy {
-
-// What becomes of a parameter in one step: as torch::optim::SGD, Adam, AdamW, Adagrad and RMSprop.
-struct Sgd {
-  double lr = 1e-3;
-  double momentum = 0, dampening = 0, weight_decay = 0;
-  bool nesterov = false;
-};
-struct Adam {
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  bool amsgrad = false;
-};
-struct AdamW {
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 1e-2;
-  bool amsgrad = false;
-};
-struct Adagrad {
-  double lr = 1e-2;
-  double lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10;
-};
-struct RmsProp {
-  double lr = 1e-2;
-  double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  bool centered = false;
-};
-using OptimizerRule = std::variant<Sgd, Adam, AdamW, Adagrad, RmsProp>;
-
-// Parameters that are treated alike.
-struct OptimizerGroup {
-  std::vector<at::Tensor> parameters;
-  OptimizerRule rule;
-};
 
 struct OptimizerInBackwardOptions {
   // Gradients of all groups together are scaled down to this norm; 0: they are not.

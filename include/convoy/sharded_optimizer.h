@@ -8,6 +8,7 @@
 #include <torch/optim/sgd.h>
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "convoy/join.h"
+#include "convoy/optimizer_rules.h"
 #include "convoy/reducer.h"
 
 namespace convoy {
@@ -92,9 +94,34 @@ class ShardedOptimizerBase : public torch::optim::Optimizer, public Joinable {
   std::shared_ptr<Impl> impl_;  // the reducer's, too
 };
 
+// A rule as options of a group of libtorch's, so that its schedulers find the learning rate.
+class RuleOptions : public torch::optim::OptimizerOptions {
+ public:
+  template <IsRule Rule>
+  RuleOptions(const Rule& rule) : rule_(rule) {}           // NOLINT(google-explicit-constructor)
+  RuleOptions(const OptimizerRule& rule) : rule_(rule) {}  // NOLINT(google-explicit-constructor)
+  RuleOptions(
+      const torch::optim::OptimizerOptions& options);  // NOLINT(google-explicit-constructor)
+
+  const OptimizerRule& rule() const { return rule_; }
+  void set_rule(const OptimizerRule& rule) { rule_ = rule; }
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
+  double get_lr() const override;
+  void set_lr(double lr) override;
+
+ private:
+  OptimizerRule rule_;
+};
+
 namespace detail {
 template <class Opt>
 struct OptionsOf;
+template <>
+struct OptionsOf<OptimizerRule> {
+  using Type = RuleOptions;
+};
+std::vector<torch::optim::OptimizerParamGroup> param_groups_of(
+    const std::vector<OptimizerGroup>& groups);
 template <>
 struct OptionsOf<torch::optim::SGD> {
   using Type = torch::optim::SGDOptions;
@@ -122,19 +149,20 @@ struct OptionsOf<torch::optim::RMSprop> {
 // all of them. State is divided by the number of ranks, and so is the time of the update.
 //
 //   convoy::DistributedDataParallel model(Net(), world);
-//   convoy::ShardedOptimizer<torch::optim::AdamW> optimizer(model.reducer(), 3e-4);
+//   convoy::ShardedOptimizer optimizer(model.reducer(), convoy::AdamW{.lr = 3e-4});
 //   torch::optim::StepLR schedule(optimizer, 30, 0.1);
 //   for (...) {
 //     loss(model(input), target).backward();
 //     optimizer.step();
 //   }
 //
-// It is a torch::optim::Optimizer with the options of that one, by group, which schedulers and you
-// may change between steps, on all ranks alike. The result is, to the bit, that of
+// It is a torch::optim::Optimizer, with a rule (RuleOptions) for each group or, as
+// ShardedOptimizer<torch::optim::AdamW>, with the options of that one; schedulers and you may
+// change them between steps, on all ranks alike. The result is, to the bit, that of
 // OptimizerInBackward. Parameters move into memory that the ranks share, where there is such.
 // Between backward() and step() `.grad` is still this rank's own. docs/sharded_optimizer.md has
 // more. Thread-safety as for Reducer; it does not outlive its reducer usefully.
-template <class Opt>
+template <class Opt = OptimizerRule>
 class ShardedOptimizer : public ShardedOptimizerBase {
  public:
   using Options = typename detail::OptionsOf<Opt>::Type;
@@ -151,6 +179,16 @@ class ShardedOptimizer : public ShardedOptimizerBase {
   ShardedOptimizer(Reducer& reducer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const Options& defaults, const ShardedOptimizerOptions& more = {})
       : ShardedOptimizerBase(reducer, groups, std::make_unique<Options>(defaults), more) {}
+  // Groups with a rule each.
+  ShardedOptimizer(Reducer& reducer, const std::vector<OptimizerGroup>& groups,
+                   const ShardedOptimizerOptions& more = {})
+    requires std::same_as<Opt, OptimizerRule>
+      : ShardedOptimizerBase(reducer, detail::param_groups_of(groups),
+                             std::make_unique<Options>(OptimizerRule()), more) {}
 };
+// Of a rule, of libtorch's options, or of groups.
+template <class Rule>
+ShardedOptimizer(Reducer&, const Rule&,
+                 const ShardedOptimizerOptions& = {}) -> ShardedOptimizer<OptimizerRule>;
 
 }  // namespace convoy

@@ -232,6 +232,73 @@ CONVOY_BODY void rmsprop_any(const RmsPropStep& step, const RmsPropMemory<T>& me
   }
 }
 
+template <class T>
+CONVOY_BODY void adadelta(const AdadeltaStep& step, const TwoStates<T>& memory, std::size_t count,
+                          const Passage<T>& passage) {
+  T* const parameter = memory.parameter;
+  T* const square = memory.first;
+  T* const moved = memory.second;
+  const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
+  const T scale = static_cast<T>(step.gradient_scale), eps = static_cast<T>(step.eps);
+  const T rho = static_cast<T>(step.rho), rest = static_cast<T>(1 - step.rho);
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
+    const T change = own * scale + decay * parameter[i];
+    const T v = square[i] * rho + rest * change * change;
+    const T delta = std::sqrt(moved[i] + eps) / std::sqrt(v + eps) * change;
+    square[i] = v;
+    moved[i] = moved[i] * rho + rest * delta * delta;
+    parameter[i] += rate * delta;
+  };
+  pass<T, 2>(passage, memory.gradient, {square, moved}, count, change_one);
+}
+
+template <class T>
+CONVOY_BODY void adamax(const AdamaxStep& step, const TwoStates<T>& memory, std::size_t count,
+                        const Passage<T>& passage) {
+  T* const parameter = memory.parameter;
+  T* const mean = memory.first;
+  T* const largest = memory.second;
+  const auto number = static_cast<double>(step.number);
+  const T rate = static_cast<T>(-step.lr / (1 - std::pow(step.beta1, number)));
+  const T decay = static_cast<T>(step.weight_decay), eps = static_cast<T>(step.eps);
+  const T scale = static_cast<T>(step.gradient_scale);
+  const T rest = static_cast<T>(1 - step.beta1), beta2 = static_cast<T>(step.beta2);
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
+    const T change = own * scale + decay * parameter[i];
+    const T m = mean[i] + rest * (change - mean[i]);
+    const T faded = largest[i] * beta2, here = std::abs(change) + eps;
+    // Not std::max, which would lose a NaN.
+    const T most = faded > here || faded != faded ? faded : here;
+    mean[i] = m;
+    largest[i] = most;
+    parameter[i] += rate * (m / most);
+  };
+  pass<T, 2>(passage, memory.gradient, {mean, largest}, count, change_one);
+}
+
+template <class T>
+CONVOY_BODY void rprop(const RpropStep& step, const TwoStates<T>& memory, std::size_t count,
+                       const Passage<T>& passage) {
+  T* const parameter = memory.parameter;
+  T* const size = memory.first;
+  T* const last = memory.second;
+  const T scale = static_cast<T>(step.gradient_scale);
+  const T minus = static_cast<T>(step.eta_minus), plus = static_cast<T>(step.eta_plus);
+  const T least = static_cast<T>(step.step_min), most = static_cast<T>(step.step_max);
+  const auto change_one = [=](std::size_t i, T own) CONVOY_ELEMENT {
+    const T change = own * scale;
+    const T same = change * last[i];  // more than 0: the sign is that of the step before
+    T next = size[i] * (same > 0 ? plus : same < 0 ? minus : T{1});
+    next = next < least ? least : next;
+    next = next > most ? most : next;
+    const T used = same < 0 ? T{0} : change;
+    size[i] = next;
+    last[i] = used;
+    parameter[i] -= used > 0 ? next : used < 0 ? -next : T{0};
+  };
+  pass<T, 2>(passage, memory.gradient, {size, last}, count, change_one);
+}
+
 constexpr std::size_t kLanes = 8;
 
 template <class T>
@@ -298,6 +365,30 @@ CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<flo
 CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory,
                                 std::size_t count, const Passage<double>& passage) {
   rmsprop_any(step, memory, count, passage);
+}
+CONVOY_CLONES void adadelta_step(const AdadeltaStep& step, const TwoStates<float>& memory,
+                                 std::size_t count, const Passage<float>& passage) {
+  adadelta(step, memory, count, passage);
+}
+CONVOY_CLONES void adadelta_step(const AdadeltaStep& step, const TwoStates<double>& memory,
+                                 std::size_t count, const Passage<double>& passage) {
+  adadelta(step, memory, count, passage);
+}
+CONVOY_CLONES void adamax_step(const AdamaxStep& step, const TwoStates<float>& memory,
+                               std::size_t count, const Passage<float>& passage) {
+  adamax(step, memory, count, passage);
+}
+CONVOY_CLONES void adamax_step(const AdamaxStep& step, const TwoStates<double>& memory,
+                               std::size_t count, const Passage<double>& passage) {
+  adamax(step, memory, count, passage);
+}
+CONVOY_CLONES void rprop_step(const RpropStep& step, const TwoStates<float>& memory,
+                              std::size_t count, const Passage<float>& passage) {
+  rprop(step, memory, count, passage);
+}
+CONVOY_CLONES void rprop_step(const RpropStep& step, const TwoStates<double>& memory,
+                              std::size_t count, const Passage<double>& passage) {
+  rprop(step, memory, count, passage);
 }
 CONVOY_CLONES double sum_of_squares(const float* values, std::size_t count) {
   return squares(values, count);

@@ -87,6 +87,48 @@ void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory, s
 void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory, std::size_t count,
                   const Passage<double>& passage = {});
 
+// Of the next three: which states they are is said there.
+template <class T>
+struct TwoStates {
+  T* parameter;
+  const T* gradient;
+  T* first;
+  T* second;
+};
+
+struct AdadeltaStep {
+  double lr = 1;
+  double rho = 0.9, eps = 1e-6, weight_decay = 0;
+  double gradient_scale = 1;
+};
+// Means of squares: of gradients, and of changes.
+void adadelta_step(const AdadeltaStep& step, const TwoStates<float>& memory, std::size_t count,
+                   const Passage<float>& passage = {});
+void adadelta_step(const AdadeltaStep& step, const TwoStates<double>& memory, std::size_t count,
+                   const Passage<double>& passage = {});
+
+struct AdamaxStep {
+  double lr = 0;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  std::int64_t number = 1;
+  double gradient_scale = 1;
+};
+// Means, and the largest magnitudes, which fade.
+void adamax_step(const AdamaxStep& step, const TwoStates<float>& memory, std::size_t count,
+                 const Passage<float>& passage = {});
+void adamax_step(const AdamaxStep& step, const TwoStates<double>& memory, std::size_t count,
+                 const Passage<double>& passage = {});
+
+struct RpropStep {
+  double eta_minus = 0.5, eta_plus = 1.2, step_min = 1e-6, step_max = 50;
+  double gradient_scale = 1;
+};
+// The size of each number's step, which begins with the learning rate, and its last gradient.
+void rprop_step(const RpropStep& step, const TwoStates<float>& memory, std::size_t count,
+                const Passage<float>& passage = {});
+void rprop_step(const RpropStep& step, const TwoStates<double>& memory, std::size_t count,
+                const Passage<double>& passage = {});
+
 // In f64, in an order that is always the same.
 double sum_of_squares(const float* values, std::size_t count);
 double sum_of_squares(const double* values, std::size_t count);

@@ -36,6 +36,15 @@ class Checker {
     require(rule.alpha >= 0, "an alpha", rule.alpha);
     require(rule.momentum >= 0, "a momentum", rule.momentum);
   }
+  void operator()(const Adadelta& rule) const {
+    require(rule.rho >= 0 && rule.rho <= 1, "a rho", rule.rho);
+  }
+  void operator()(const Adamax& rule) const { adam(rule.beta1, rule.beta2); }
+  void operator()(const Rprop& rule) const {
+    require(rule.eta_minus > 0 && rule.eta_minus < 1, "an eta_minus", rule.eta_minus);
+    require(rule.eta_plus > 1, "an eta_plus", rule.eta_plus);
+    require(rule.step_min >= 0 && rule.step_min <= rule.step_max, "a step_min", rule.step_min);
+  }
 
  private:
   const char* who_;
@@ -89,8 +98,37 @@ struct Applier {
                   .gradient_scale = step.gradient_scale},
                  all, count, memory.passage);
   }
+  TwoStates<T> two() const {
+    return {memory.parameter, memory.gradient, memory.states[0], memory.states[1]};
+  }
+  void operator()(const Adadelta& rule) const {
+    adadelta_step({.lr = rule.lr,
+                   .rho = rule.rho,
+                   .eps = rule.eps,
+                   .weight_decay = rule.weight_decay,
+                   .gradient_scale = step.gradient_scale},
+                  two(), count, memory.passage);
+  }
+  void operator()(const Adamax& rule) const {
+    adamax_step({.lr = rule.lr,
+                 .beta1 = rule.beta1,
+                 .beta2 = rule.beta2,
+                 .eps = rule.eps,
+                 .weight_decay = rule.weight_decay,
+                 .number = step.number,
+                 .gradient_scale = step.gradient_scale},
+                two(), count, memory.passage);
+  }
+  void operator()(const Rprop& rule) const {
+    rprop_step({.eta_minus = rule.eta_minus,
+                .eta_plus = rule.eta_plus,
+                .step_min = rule.step_min,
+                .step_max = rule.step_max,
+                .gradient_scale = step.gradient_scale},
+               two(), count, memory.passage);
+  }
 
-  const RuleStep& step;
+  const RuleStep step;
   const RuleMemory<T>& memory;
   std::size_t count;
 };
@@ -118,6 +156,18 @@ struct Describer {
                   ", weight decay ", rule.weight_decay, ", momentum ", rule.momentum,
                   rule.centered ? ", centered" : "");
   }
+  std::string operator()(const Adadelta& rule) const {
+    return concat("Adadelta, lr ", rule.lr, ", rho ", rule.rho, ", eps ", rule.eps,
+                  ", weight decay ", rule.weight_decay);
+  }
+  std::string operator()(const Adamax& rule) const {
+    return concat("Adamax, lr ", rule.lr, ", betas ", rule.beta1, " and ", rule.beta2, ", eps ",
+                  rule.eps, ", weight decay ", rule.weight_decay);
+  }
+  std::string operator()(const Rprop& rule) const {
+    return concat("Rprop, lr ", rule.lr, ", etas ", rule.eta_minus, " and ", rule.eta_plus,
+                  ", step sizes ", rule.step_min, " to ", rule.step_max);
+  }
 };
 
 }  // namespace
@@ -127,7 +177,9 @@ void check_rule(const char* who, const OptimizerRule& rule) {
   std::visit(
       [&](const auto& one) {
         checker.require(one.lr >= 0, "a learning rate", one.lr);
-        checker.require(one.weight_decay >= 0, "a weight decay", one.weight_decay);
+        if constexpr (requires { one.weight_decay; }) {
+          checker.require(one.weight_decay >= 0, "a weight decay", one.weight_decay);
+        }
         if constexpr (requires { one.eps; }) checker.require(one.eps >= 0, "an eps", one.eps);
         checker(one);
       },
@@ -135,20 +187,45 @@ void check_rule(const char* who, const OptimizerRule& rule) {
 }
 
 namespace {
-std::array<double, 6> values_of(const Sgd& r) {
-  return {r.lr, r.momentum, r.dampening, r.weight_decay, r.nesterov ? 1.0 : 0.0, 0};
+using Values = std::array<double, 7>;  // in every bit, `maximize` last
+
+double number(bool flag) { return flag ? 1 : 0; }
+
+Values values_of(const Sgd& r) {
+  return {r.lr, r.momentum, r.dampening, r.weight_decay, number(r.nesterov), 0, number(r.maximize)};
 }
-std::array<double, 6> values_of(const Adam& r) {
-  return {r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, r.amsgrad ? 1.0 : 0.0};
+template <class AnyAdam>
+Values values_of_adam(const AnyAdam& r) {
+  return {r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, number(r.amsgrad), number(r.maximize)};
 }
-std::array<double, 6> values_of(const AdamW& r) {
-  return {r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, r.amsgrad ? 1.0 : 0.0};
+Values values_of(const Adam& r) { return values_of_adam(r); }
+Values values_of(const AdamW& r) { return values_of_adam(r); }
+Values values_of(const Adagrad& r) {
+  return {r.lr,  r.lr_decay, r.weight_decay,    r.initial_accumulator_value,
+          r.eps, 0,          number(r.maximize)};
 }
-std::array<double, 6> values_of(const Adagrad& r) {
-  return {r.lr, r.lr_decay, r.weight_decay, r.initial_accumulator_value, r.eps, 0};
+Values values_of(const RmsProp& r) {
+  return {r.lr, r.alpha, r.eps, r.weight_decay, r.momentum, number(r.centered), number(r.maximize)};
 }
-std::array<double, 6> values_of(const RmsProp& r) {
-  return {r.lr, r.alpha, r.eps, r.weight_decay, r.momentum, r.centered ? 1.0 : 0.0};
+Values values_of(const Adadelta& r) {
+  return {r.lr, r.rho, r.eps, r.weight_decay, 0, 0, number(r.maximize)};
+}
+Values values_of(const Adamax& r) {
+  return {r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, 0, number(r.maximize)};
+}
+Values values_of(const Rprop& r) {
+  return {r.lr, r.eta_minus, r.eta_plus, r.step_min, r.step_max, 0, number(r.maximize)};
+}
+
+bool maximizes(const OptimizerRule& rule) {
+  return std::visit([](const auto& one) { return one.maximize; }, rule);
+}
+
+template <class T>
+void apply(const OptimizerRule& rule, RuleStep step, const RuleMemory<T>& memory,
+           std::size_t count) {
+  if (maximizes(rule)) step.gradient_scale = -step.gradient_scale;
+  std::visit(Applier<T>{step, memory, count}, rule);
 }
 }  // namespace
 
@@ -158,7 +235,9 @@ std::uint64_t hash_of(const OptimizerRule& rule, std::uint64_t seed) {
   return hash_text(bytes, seed + rule.index() + 1);
 }
 
-std::string describe(const OptimizerRule& rule) { return std::visit(Describer(), rule); }
+std::string describe(const OptimizerRule& rule) {
+  return std::visit(Describer(), rule) + (maximizes(rule) ? ", maximize" : "");
+}
 
 unsigned states_of(const OptimizerRule& rule) {
   if (const auto* sgd = std::get_if<Sgd>(&rule)) return sgd->momentum != 0 ? 1 : 0;
@@ -167,21 +246,22 @@ unsigned states_of(const OptimizerRule& rule) {
   if (const auto* rms = std::get_if<RmsProp>(&rule)) {
     return 1U | (rms->momentum != 0 ? 2U : 0U) | (rms->centered ? 4U : 0U);
   }
-  return 1;
+  return std::holds_alternative<Adagrad>(rule) ? 1 : 3;
 }
 
 double initial_state(const OptimizerRule& rule) {
-  const auto* const adagrad = std::get_if<Adagrad>(&rule);
-  return adagrad != nullptr ? adagrad->initial_accumulator_value : 0;
+  if (const auto* adagrad = std::get_if<Adagrad>(&rule)) return adagrad->initial_accumulator_value;
+  const auto* const rprop = std::get_if<Rprop>(&rule);
+  return rprop != nullptr ? rprop->lr : 0;
 }
 
 void apply_rule(const OptimizerRule& rule, const RuleStep& step, const RuleMemory<float>& memory,
                 std::size_t count) {
-  std::visit(Applier<float>{step, memory, count}, rule);
+  apply(rule, step, memory, count);
 }
 void apply_rule(const OptimizerRule& rule, const RuleStep& step, const RuleMemory<double>& memory,
                 std::size_t count) {
-  std::visit(Applier<double>{step, memory, count}, rule);
+  apply(rule, step, memory, count);
 }
 
 double join_norms(double a, double b, double norm_type) {

@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <string>
 
-#include "convoy/optimizer_in_backward.h"
+#include "convoy/optimizer_rules.h"
 #include "optim/optimizer_kernels.h"
 
 namespace convoy {
 
 // Numbers that a rule keeps for each one of a parameter, at most. Which: SGD the momentum; Adam
-// and AdamW means, squares, largest squares; Adagrad the sum; RMSprop squares, momentum, means.
+// and AdamW means, squares, largest squares; Adagrad the sum; RMSprop squares, momentum, means;
+// Adadelta squares, squares of changes; Adamax means, largest; Rprop steps, last gradients.
 inline constexpr std::size_t kMostStates = 3;
 // Of the states in an archive, and of the numbers of steps and of all steps.
 inline constexpr std::array<const char*, kMostStates> kStateNames = {"first", "second", "third"};

@@ -19,45 +19,6 @@
 namespace convoy {
 namespace {
 
-// What libtorch's options mean for our kernels.
-OptimizerRule rule_of(const torch::optim::OptimizerOptions& options) {
-  namespace optim = torch::optim;
-  if (const auto* o = dynamic_cast<const optim::SGDOptions*>(&options)) {
-    return Sgd{.lr = o->lr(),
-               .momentum = o->momentum(),
-               .dampening = o->dampening(),
-               .weight_decay = o->weight_decay(),
-               .nesterov = o->nesterov()};
-  }
-  const auto adam = [](auto rule, const auto& o) -> OptimizerRule {
-    rule.lr = o.lr();
-    rule.beta1 = std::get<0>(o.betas());
-    rule.beta2 = std::get<1>(o.betas());
-    rule.eps = o.eps();
-    rule.weight_decay = o.weight_decay();
-    rule.amsgrad = o.amsgrad();
-    return rule;
-  };
-  if (const auto* o = dynamic_cast<const optim::AdamOptions*>(&options)) return adam(Adam(), *o);
-  if (const auto* o = dynamic_cast<const optim::AdamWOptions*>(&options)) return adam(AdamW(), *o);
-  if (const auto* o = dynamic_cast<const optim::AdagradOptions*>(&options)) {
-    return Adagrad{.lr = o->lr(),
-                   .lr_decay = o->lr_decay(),
-                   .weight_decay = o->weight_decay(),
-                   .initial_accumulator_value = o->initial_accumulator_value(),
-                   .eps = o->eps()};
-  }
-  if (const auto* o = dynamic_cast<const optim::RMSpropOptions*>(&options)) {
-    return RmsProp{.lr = o->lr(),
-                   .alpha = o->alpha(),
-                   .eps = o->eps(),
-                   .weight_decay = o->weight_decay(),
-                   .momentum = o->momentum(),
-                   .centered = o->centered()};
-  }
-  refuse_sharded("a group has options of another optimizer");
-}
-
 void check(const ShardedOptimizerOptions& options) {
   if (!(options.max_norm >= 0)) refuse_sharded("a largest norm of ", options.max_norm);
   if (options.norm_type != 2 && options.norm_type != std::numeric_limits<double>::infinity()) {
@@ -233,6 +194,12 @@ ShardedOptimizerBase::ShardedOptimizerBase(
     std::unique_ptr<torch::optim::OptimizerOptions> defaults,
     const ShardedOptimizerOptions& options)
     : Optimizer(groups, std::move(defaults)) {
+  // Of options that are not its own libtorch knows only the defaults.
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (!groups[g].has_options()) continue;
+    const auto* const rule = dynamic_cast<const RuleOptions*>(&groups[g].options());
+    if (rule != nullptr) param_groups()[g].set_options(rule->clone());
+  }
   const PurposeScope scope({.what = "the constructor of ShardedOptimizer"});
   told_from(reducer.group(), kShardedName, [&] {
     impl_ = std::shared_ptr<Impl>(new Impl(*this, reducer, options), DeleteAtHome());

@@ -49,6 +49,75 @@ TEST(OptimizerKernelsTest, EveryLength) {
   }
 }
 
+// Five steps of Python's torch.optim (2.13), of the same names: parameters are sin(0.7 i + 0.3),
+// gradients sin(0.7 i + 0.5 + 1.3 step).
+struct PythonsSteps {
+  OptimizerRule rule;
+  std::array<float, 6> expected;
+};
+
+TEST(OptimizerRuleTest, AsPythons) {
+  const std::vector<PythonsSteps> all{
+      {Sgd{.lr = 0.1, .momentum = 0.9, .dampening = 0.2, .weight_decay = 0.1, .maximize = true},
+       {0.535637677F, 1.01620626F, 1.01883745F, 0.542293131F, -0.189299941F, -0.831862271F}},
+      {Adam{.lr = 0.05, .weight_decay = 0.1, .amsgrad = true, .maximize = true},
+       {0.423767477F, 0.930160105F, 1.02889931F, 0.657330871F, -0.0948679671F, -0.721966386F}},
+      {AdamW{.lr = 0.05, .weight_decay = 0.1, .maximize = true},
+       {0.421048492F, 0.925655782F, 1.0282203F, 0.658103347F, -0.0942946076F, -0.717745602F}},
+      {Adagrad{.lr = 0.1, .lr_decay = 0.01, .weight_decay = 0.1, .maximize = true},
+       {0.380115569F, 0.874170303F, 0.996613026F, 0.685491323F, -0.0803477317F, -0.66463244F}},
+      {RmsProp{
+           .lr = 0.02, .weight_decay = 0.1, .momentum = 0.5, .centered = true, .maximize = true},
+       {0.717998564F, 1.01563716F, 0.989442766F, 0.633297682F, -0.531357646F, -0.891754866F}},
+      {Adadelta{.lr = 0.5, .weight_decay = 0.1},
+       {0.294927388F, 0.840801418F, 0.990743279F, 0.674350619F, 0.0424039885F, -0.611343265F}},
+      {Adadelta{.rho = 0.8, .eps = 1e-4, .maximize = true},
+       {0.299831212F, 0.840729833F, 0.994824946F, 0.683656573F, 0.030643804F, -0.610335708F}},
+      {Adamax{.lr = 0.05, .weight_decay = 0.1},
+       {0.180516794F, 0.732759535F, 0.916831732F, 0.653110147F, 0.148296461F, -0.487449348F}},
+      {Adamax{.beta1 = 0.8, .beta2 = 0.9, .maximize = true},
+       {0.299677938F, 0.84511447F, 0.993676782F, 0.675701737F, 0.0374401733F, -0.616151333F}},
+      {Rprop{.lr = 0.02},
+       {0.237120226F, 0.809471011F, 0.993664861F, 0.660463214F, 0.0999806672F, -0.594257951F}},
+      {Rprop{.eta_minus = 0.4,
+             .eta_plus = 1.5,
+             .step_min = 0.015,
+             .step_max = 0.03,
+             .maximize = true},
+       {0.348020226F, 0.863970935F, 0.969164908F, 0.690463185F, -0.0109193372F, -0.611857891F}},
+  };
+  for (const PythonsSteps& one : all) {
+    SCOPED_TRACE(describe(one.rule));
+    std::array<float, 6> parameter, gradient;
+    std::array<std::array<float, 6>, kMostStates> states = {};
+    states[0].fill(static_cast<float>(initial_state(one.rule)));
+    const auto fill = [](std::array<float, 6>& values, double phase) {
+      for (std::size_t i = 0; i < 6; ++i) {
+        values[i] = static_cast<float>(std::sin(0.7 * static_cast<double>(i) + phase));
+      }
+    };
+    fill(parameter, 0.3);
+    for (int step = 0; step < 5; ++step) {
+      fill(gradient, 0.5 + 1.3 * step);
+      RuleMemory<float> memory{parameter.data(), gradient.data(), {}};
+      for (std::size_t k = 0; k < kMostStates; ++k) {
+        if ((states_of(one.rule) >> k & 1) != 0) memory.states[k] = states[k].data();
+      }
+      apply_rule(one.rule, {.number = step + 1, .first = step == 0}, memory, 6);
+    }
+    for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(parameter[i], one.expected[i], 2e-6) << i;
+  }
+}
+
+TEST(OptimizerRuleTest, ValuesWithoutAMeaning) {
+  EXPECT_THROW(check_rule("test", Rprop{.eta_minus = 1}), Error);
+  EXPECT_THROW(check_rule("test", Rprop{.step_min = 2, .step_max = 1}), Error);
+  EXPECT_THROW(check_rule("test", Adadelta{.rho = 2}), Error);
+  EXPECT_THROW(check_rule("test", Adamax{.beta2 = 1}), Error);
+  EXPECT_NE(hash_of(Rprop{}, 0), hash_of(Rprop{.maximize = true}, 0));
+  EXPECT_NE(describe(Adam{}), describe(Adam{.maximize = true}));
+}
+
 template <class T>
 struct Numbers {
   explicit Numbers(std::size_t count) {

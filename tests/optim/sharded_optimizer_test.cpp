@@ -94,6 +94,59 @@ TEST(ShardedOptimizerTest, EqualsReplicatedOnes) {
   }
 }
 
+// Rules of ours, also those that libtorch does not have: to the bit as the replicated kernel.
+TEST(ShardedOptimizerTest, TakesRules) {
+  const std::vector<OptimizerRule> rules{AdamW{.lr = 0.003, .maximize = true},
+                                         Adadelta{.lr = 0.5, .weight_decay = 0.1},
+                                         Adamax{.lr = 0.01, .maximize = true}, Rprop{.lr = 0.002}};
+  for (const OptimizerRule& rule : rules) {
+    SCOPED_TRACE(describe(rule));
+    run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+      auto net = make_net(), twin = make_net();
+      DistributedDataParallel model(net, world), replicated(twin, world);
+      ShardedOptimizer sharded(model.reducer(), rule);
+      OptimizerInBackward in_backward(replicated.reducer(), rule);
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) {  // as a scheduler does
+          sharded.param_groups()[0].options().set_lr(0.001);
+          in_backward.set_lr(0.001);
+        }
+        const auto x = input_of(r.id(), step, {4, 6});
+        model(x).pow(2).mean().backward();
+        sharded.step();
+        replicated(x).pow(2).mean().backward();
+        expect_equal_parameters(*net, *twin);
+      }
+      expect_equal_on_all(world, net->parameters());
+    });
+  }
+}
+
+// One vocabulary: libtorch's options become rules, and groups have rules of their own.
+TEST(ShardedOptimizerTest, OptionsBecomeRules) {
+  const auto torchs = optim::AdamWOptions(0.003).weight_decay(0.2);
+  EXPECT_EQ(describe(rule_of(torchs)), describe(AdamW{.lr = 0.003, .weight_decay = 0.2}));
+  EXPECT_THROW(rule_of(optim::LBFGSOptions(1)), Error);
+  run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
+    auto net = make_net(), twin = make_net();
+    DistributedDataParallel model(net, world), other(twin, world);
+    const auto p = net->parameters(), q = twin->parameters();
+    const std::vector<OptimizerGroup> groups{{{p[0], p[1]}, Sgd{.lr = 0.1}},
+                                             {{p.begin() + 2, p.end()}, rule_of(torchs)}};
+    ShardedOptimizer sharded(model.reducer(), groups);
+    const OptimizerInBackward in_backward(
+        other.reducer(), std::vector<OptimizerGroup>{{{q[0], q[1]}, Sgd{.lr = 0.1}},
+                                                     {{q.begin() + 2, q.end()}, rule_of(torchs)}});
+    for (int step = 0; step < 3; ++step) {
+      const auto x = input_of(r.id(), step, {4, 6});
+      model(x).pow(2).mean().backward();
+      sharded.step();
+      other(x).pow(2).mean().backward();
+      expect_equal_parameters(*net, *twin);
+    }
+  });
+}
+
 TEST(ShardedOptimizerTest, StateIsDivided) {
   for (const int ranks : {1, 2, 3}) {
     run_ranks(ranks, [&](Rank&, const ProcessGroup& world) {
