@@ -8,8 +8,11 @@
 //   bench_endpoint futex    the limit asleep: two wake-ups
 //   bench_endpoint memcpy   the limit of large letters: one copy into warm huge pages
 //   bench_endpoint unix     a socket pair
+//   bench_endpoint deaths [idle]   how long it takes until lost() is called for a killed process:
+//                           one of three that send without a pause (or are idle); milliseconds
 //   bench_endpoint star     one process and 63 others: megabytes of memory that endpoints cost
 //                           them together, and milliseconds of processor time in an idle second
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,6 +25,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <semaphore>
 #include <span>
 #include <string_view>
 
@@ -491,6 +495,70 @@ StarCost star(bool with_endpoints) {
   return cost;
 }
 
+// --- deaths -----------------------------------------------------------------------------------
+
+// Answers, and counts who came and who was lost.
+class DeathInbox : public Inbox {
+ public:
+  void arrived(Remote& from, Arrival&& letter) noexcept override {
+    if (letter.kind == kQuit) ready.release();  // the first one
+    static_cast<void>(from.try_send({.kind = kEcho, .reply = true, .head = kHead}));
+  }
+  void lost(Remote&, const Error&) noexcept override {
+    when = Clock::now();
+    lost_one.release();
+  }
+
+  std::counting_semaphore<> ready{0};
+  std::counting_semaphore<> lost_one{0};
+  Clock::time_point when;
+};
+
+// Sends without a pause until it is killed, or until the other is gone.
+void send_for_ever(const std::string& address, bool busy) {
+  CountingInbox inbox;
+  const auto endpoint = convoy::shm::make_shm_endpoint(inbox);
+  Remote& hub = endpoint->remote(Address::decode(from_hex(address)));
+  send(*endpoint, hub, {.kind = kQuit, .head = kHead});
+  while (!hub.lost()) {
+    if (busy) {
+      static_cast<void>(hub.try_send({.kind = kEcho, .head = kHead}));
+      endpoint->poll(Endpoint::Serve::kReplies);
+    } else {
+      endpoint->wait(Deadline::after(std::chrono::seconds(1)), [&] { return hub.lost(); });
+    }
+  }
+}
+
+void run_deaths(bool busy) {
+  constexpr int kDeaths = 200;
+  constexpr std::size_t kSenders = 3;
+  DeathInbox inbox;
+  const auto hub = convoy::shm::make_shm_endpoint(inbox);
+  const std::string address = to_hex(hub->address().encode());
+  std::vector<ChildProcess> senders;
+  const auto start = [&] {
+    senders.push_back(start_child({"send_for_ever", address, busy ? "busy" : "idle"}));
+    inbox.ready.acquire();
+  };
+  while (senders.size() < kSenders) start();
+  std::vector<double> times;
+  for (int i = 0; i < kDeaths; ++i) {
+    const auto killed = Clock::now();
+    ::kill(senders.front().pid(), SIGKILL);
+    inbox.lost_one.acquire();
+    times.push_back(std::chrono::duration<double, std::milli>(inbox.when - killed).count());
+    senders.front().wait(limit());
+    senders.erase(senders.begin());
+    start();
+  }
+  for (const auto& sender : senders) ::kill(sender.pid(), SIGKILL);
+  for (auto& sender : senders) sender.wait(limit());
+  std::sort(times.begin(), times.end());
+  std::printf("{\"median_ms\": %.1f, \"p99_ms\": %.1f, \"most_ms\": %.1f}\n", times[kDeaths / 2],
+              times[kDeaths * 99 / 100], times.back());
+}
+
 void run_star() {
   const StarCost without = star(false);
   const StarCost with = star(true);
@@ -520,6 +588,10 @@ int main(int argc, char** argv) {
     run_pipe<SocketPipe>();
   } else if (side == "star") {
     run_star();
+  } else if (side == "deaths") {
+    run_deaths(first != "idle");
+  } else if (side == "send_for_ever") {
+    send_for_ever(first, second == "busy");
   } else if (side == "serve_letters") {
     serve_letters(first, second == "placed");
   } else if (side == "serve_ring") {
@@ -532,7 +604,7 @@ int main(int argc, char** argv) {
   } else if (side == "be_leaf") {
     be_leaf(std::stoi(first), second);
   } else {
-    std::fprintf(stderr, "usage: bench_endpoint convoy|small|ring|futex|memcpy|unix|star\n");
+    std::fprintf(stderr, "usage: bench_endpoint convoy|small|ring|futex|memcpy|unix|star|deaths\n");
     return 2;
   }
   return 0;

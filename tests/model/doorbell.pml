@@ -1,5 +1,5 @@
 /* The doorbell of an endpoint and how its threads sleep: src/transport/shm/doorbell.h (announce_letter, rouse,
- * ring_once, Nap), shm_endpoint.cpp (wait, leave_wait, serve), shm_arrivals.cpp (push_task, set_watched).
+ * ring_once, Nap), shm_threads.cpp (wait, leave_wait, serve), shm_arrivals.cpp (push_task, set_watched).
  *
  * Checked: no wake-up is lost. Every letter is taken by somebody: a request by the thread that serves, a
  * reply by any. The thread that waits ends when its reply was taken, or earlier (its deadline), and nobody
@@ -13,6 +13,9 @@
  * moment at a time, and threads in wait() need not say that they are there. With -DBUSY the first request that
  * the thread that serves runs does not return before the reply was taken: the thread that waits has to take it.
  *
+ * With -DEPOLL the thread that serves sleeps on epoll (descriptors.h): a ring writes to an eventfd, which stays
+ * written until the thread has read it, after it woke and before it looks.
+ *
  * Mutations, each of which must fail (tools/verify): NO_FENCE: the sender looks at the doorbell before its
  * letter is out. NO_LOOK: the thread that serves does not look again after its announcement. NO_LOOK_WAITER:
  * nor the one that waits. NO_HAND_OVER: who leaves wait() does not look at what it leaves behind. NO_TASK_RING:
@@ -21,7 +24,8 @@
  * watched. NO_SLEEPERS: a sender of a reply trusts the thread that serves although somebody sleeps in wait().
  * NO_COUNT: naps are not counted, though a sender does not ring twice for one count. NO_INSIDE: lingering ends
  * although somebody in wait() counts on it. LINGER_ALL: a request is not told either while somebody lingers,
- * and moments never end (the thread that serves is late).
+ * and moments never end (the thread that serves is late). DRAIN_LATE: the eventfd is read before the sleep.
+ * FUTEX_RING: a ring does not write to it.
  */
 #ifndef SENDERS
 #define SENDERS 2
@@ -48,6 +52,7 @@ bool service_same[SENDERS + 1];
 bool waiters_seen, service_seen; /* as at the announcement of the one that sleeps */
 #define OWN SENDERS
 bool waiter_asleep, service_asleep;  /* in futex_wait */
+bool token;              /* the eventfd was written to */
 byte tasks;              /* requests put aside for the thread that serves */
 bool replied;            /* what the waiting thread waits for */
 byte served;             /* requests */
@@ -73,6 +78,12 @@ inline drain(s) { d_step { if :: buffered[s] != 0 -> written[s] = buffered[s]; b
 
 #define CHANGE(same, seen) same[0] = false; same[SENDERS - 1] = false; same[OWN] = false; seen = false
 
+#if defined(EPOLL) && !defined(FUTEX_RING)
+#define WAKE_SERVICE token = true
+#else
+#define WAKE_SERVICE service_asleep = false
+#endif
+
 /* ring_once(). */
 inline ring_waiters(who) {
   if
@@ -89,7 +100,7 @@ inline ring_service(who) {
   :: service_sleepers != 0 ->
      if
      :: service_same[who]
-     :: else -> d_step { CHANGE(service_same, service_seen); service_same[who] = true; service_asleep = false }
+     :: else -> d_step { CHANGE(service_same, service_seen); service_same[who] = true; WAKE_SERVICE }
      fi
   :: else
   fi
@@ -265,14 +276,26 @@ active proctype service() {
      if
      :: true ->
 #endif
+#ifdef EPOLL
+#ifdef DRAIN_LATE
+        token = false;
+#endif
+        service_asleep = true;
+end:    if
+        :: token -> service_asleep = false
+#else
         d_step { if :: service_seen -> service_asleep = true :: else fi }
 end:    if
         :: !service_asleep
+#endif
 #if defined(LINGER) && !defined(LINGER_ALL)
         :: lingers -> service_asleep = false   /* a moment has passed */
 #endif
         fi
      fi;
+#if defined(EPOLL) && !defined(DRAIN_LATE)
+     token = false;
+#endif
      COUNT_NAP(service_same, service_seen);
      service_sleepers--
 #ifdef BUSY

@@ -1,8 +1,13 @@
 // What is particular to the endpoint of processes that share memory.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <semaphore>
+#include <sstream>
 #include <thread>
 
 #include "base/concat.h"
@@ -25,6 +30,8 @@ using convoy::test::Refusals;
 using shm::make_shm_endpoint;
 using shm::shm_stats;
 using shm::shm_trim;
+using shm::shm_unwatch;
+using shm::shm_watch;
 using shm::ShmEndpointOptions;
 using testing::HasSubstr;
 
@@ -290,6 +297,276 @@ TEST(ShmEndpointTest, WatchedRingsTakeTurns) {
   EXPECT_TRUE(until(*hub, [&] { return hub->inbox.letters() == kSenders * kLetters; }));
   threads.clear();
   EXPECT_EQ(sent, kSenders * kLetters);
+}
+
+// The thread that serves takes several requests at once. If the first one's
+// call waits, the others go on, in their order.
+TEST(ShmEndpointTest, RequestsThatWereTakenWithOneThatWaitsGoOn) {
+  const auto a = join();
+  const auto b = join();
+  constexpr LetterKind kLast = 12;
+  std::binary_semaphore blocked{0};
+  std::binary_semaphore go_on{0};
+  std::atomic<int> came = 0;
+  std::vector<LetterKind> order;  // of the thread that serves, whichever it is
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    if (arrival.kind == 1) {
+      blocked.release();
+      go_on.acquire();
+      return;
+    }
+    if (arrival.kind == 2) {
+      EXPECT_TRUE(until(*a, [&] { return came == kLast - 2; }));
+      return;
+    }
+    order.push_back(arrival.kind);
+    ++came;
+  };
+  Remote& to_a = b->to(*a);
+  for (int round = 0; round < 20; ++round) {
+    came = 0;
+    order.clear();
+    ASSERT_EQ(to_a.try_send({.kind = 1}), SendResult::kSent);
+    blocked.acquire();
+    for (LetterKind kind = 2; kind <= kLast; ++kind) {
+      ASSERT_EQ(to_a.try_send({.kind = kind}), SendResult::kSent);
+    }
+    go_on.release();
+    ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == kLast; }));
+    ASSERT_EQ(order.size(), kLast - 2u);
+    for (std::size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i + 3);
+    a->inbox.clear();
+  }
+  a->inbox.on_arrived = nullptr;
+}
+
+// A thread in wait() delivers a reply of a remote that is lost meanwhile:
+// lost() comes after it.
+TEST(ShmEndpointTest, LostComesAfterTheReplyThatIsBeingDelivered) {
+  const auto a = join();
+  auto b = join();
+  std::atomic<bool> inside = false;
+  std::atomic<int> lost_inside = 0;
+  a->inbox.on_arrived = [&](Remote& from, const Arrival& arrival) {
+    if (!arrival.reply) return;
+    inside = true;
+    b.reset();
+    const Deadline limit = Deadline::after(kLimit);
+    while (!from.lost() && !limit.expired()) std::this_thread::yield();
+    EXPECT_TRUE(from.lost());
+    // The thread that serves has done all that was to do when these have run,
+    // one after another.
+    for (int i = 0; i < 50; ++i) {
+      std::binary_semaphore ran{0};
+      a->endpoint->call_at(a->endpoint->now(), [&] { ran.release(); });
+      EXPECT_TRUE(ran.try_acquire_for(kLimit));
+      lost_inside += static_cast<int>(a->inbox.state().lost.size());
+    }
+    inside = false;
+  };
+  b->inbox.on_arrived = [](Remote& from, const Arrival&) {
+    EXPECT_EQ(from.try_send({.reply = true}), SendResult::kSent);
+  };
+  // Two threads wait: one stands in the call, the other takes what happens meanwhile.
+  std::jthread second(
+      [&] { EXPECT_TRUE(until(*a, [&] { return !a->inbox.state().lost.empty(); })); });
+  ASSERT_EQ(a->to(*b).try_send({}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 1; }));
+  EXPECT_EQ(lost_inside, 0);
+  ASSERT_TRUE(until(*a, [&] { return !a->inbox.state().lost.empty(); }));
+  EXPECT_FALSE(inside);
+  a->inbox.on_arrived = nullptr;
+}
+
+// --- descriptors ---
+
+// A pipe whose writing end is somebody's who has something to tell.
+struct Pipe {
+  UniqueFd from, to;
+
+  Pipe() {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    from = UniqueFd(ends[0]);
+    to = UniqueFd(ends[1]);
+  }
+  void put() const { EXPECT_EQ(::write(to.get(), "x", 1), 1); }
+  void take() const {
+    char byte = 0;
+    EXPECT_EQ(::read(from.get(), &byte, 1), 1);
+  }
+};
+
+// The thread that serves sleeps on epoll. Nobody is in wait(): letters,
+// descriptors and timers each have to wake it, one at a time and all at once.
+TEST(ShmEndpointTest, LettersDescriptorsAndTimersWakeWhoSleepsOnEpoll) {
+  const auto a = join({.descriptors = true});
+  const auto b = join();
+  const Pipe pipe;
+  std::counting_semaphore<> letters{0};
+  std::counting_semaphore<> bytes{0};
+  std::atomic<std::thread::id> server{};
+  a->inbox.wakes = nullptr;
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) {
+    server = std::this_thread::get_id();
+    letters.release();
+  };
+  const auto id = shm_watch(*a->endpoint, pipe.from.get(), EPOLLIN, [&](std::uint32_t events) {
+    EXPECT_EQ(events, EPOLLIN);
+    EXPECT_EQ(server.load(), std::this_thread::get_id());
+    pipe.take();
+    bytes.release();
+  });
+  Remote& to_a = b->to(*a);
+  const auto send = [&](bool reply) {
+    ASSERT_EQ(to_a.try_send({.kind = 1, .reply = reply}), SendResult::kSent);
+  };
+  for (int round = 0; round < 1000; ++round) {
+    send(round % 3 == 0);
+    ASSERT_TRUE(letters.try_acquire_for(kLimit)) << "round " << round;
+    pipe.put();
+    ASSERT_TRUE(bytes.try_acquire_for(kLimit)) << "round " << round;
+    if (round % 50 == 0) {
+      std::binary_semaphore ran{0};
+      a->endpoint->call_at(a->endpoint->now() + 1ms, [&] { ran.release(); });
+      ASSERT_TRUE(ran.try_acquire_for(kLimit)) << "round " << round;
+    }
+  }
+  {
+    std::jthread other([&] {
+      for (int i = 0; i < 5000; ++i) {
+        pipe.put();
+        ASSERT_TRUE(bytes.try_acquire_for(kLimit)) << i;
+      }
+    });
+    for (int i = 0; i < 5000; ++i) {
+      send(i % 2 == 0);
+      ASSERT_TRUE(letters.try_acquire_for(kLimit)) << i;
+    }
+  }
+  EXPECT_TRUE(shm_unwatch(*a->endpoint, id));
+  EXPECT_FALSE(shm_unwatch(*a->endpoint, id));
+  pipe.put();
+  send(false);
+  ASSERT_TRUE(letters.try_acquire_for(kLimit));
+  EXPECT_FALSE(bytes.try_acquire()) << "it is not watched any more";
+  a->inbox.on_arrived = nullptr;
+}
+
+// Somebody who waits takes its replies itself, as always.
+TEST(ShmEndpointTest, CallsBetweenEndpointsThatSleepOnEpoll) {
+  const auto a = join({.descriptors = true});
+  const auto b = join({.descriptors = true});
+  std::atomic<int> replies = 0;
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) { ++replies; };
+  b->inbox.on_arrived = [](Remote& from, const Arrival&) {
+    EXPECT_EQ(from.try_send({.reply = true}), SendResult::kSent);
+  };
+  Remote& to_b = a->to(*b);
+  for (int i = 1; i <= 3000; ++i) {
+    ASSERT_EQ(to_b.try_send({}), SendResult::kSent);
+    ASSERT_TRUE(until(*a, [&] { return replies == i; }));
+  }
+  a->inbox.on_arrived = nullptr;
+  b->inbox.on_arrived = nullptr;
+}
+
+// Threads that serve sleep on the same epoll for a moment when one hands over
+// to the next: what wakes the wrong one is passed on.
+TEST(ShmEndpointTest, HandsOverWhileItSleepsOnEpoll) {
+  const auto a = join({.descriptors = true});
+  const auto b = join();
+  const Pipe pipe;
+  std::counting_semaphore<> letters{0};
+  std::counting_semaphore<> bytes{0};
+  a->inbox.wakes = nullptr;
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) { letters.release(); };
+  const auto id = shm_watch(*a->endpoint, pipe.from.get(), EPOLLIN, [&](std::uint32_t) {
+    pipe.take();
+    bytes.release();
+  });
+  Remote& to_a = b->to(*a);
+  for (int round = 0; round < 500; ++round) {
+    a->endpoint->hand_over();
+    ASSERT_EQ(to_a.try_send({.kind = 1}), SendResult::kSent);
+    pipe.put();
+    ASSERT_TRUE(letters.try_acquire_for(kLimit)) << "round " << round;
+    ASSERT_TRUE(bytes.try_acquire_for(kLimit)) << "round " << round;
+  }
+  shm_unwatch(*a->endpoint, id);
+  a->inbox.on_arrived = nullptr;
+}
+
+// A descriptor's call may wait, and is not made again meanwhile.
+TEST(ShmEndpointTest, ADescriptorsCallMayWait) {
+  const auto a = join({.descriptors = true});
+  const auto b = join();
+  const Pipe pipe;
+  std::atomic<int> calls = 0;
+  std::atomic<int> done = 0;
+  const auto id = shm_watch(*a->endpoint, pipe.from.get(), EPOLLIN, [&](std::uint32_t) {
+    EXPECT_EQ(++calls, 1);
+    EXPECT_TRUE(until(*a, [&] { return a->inbox.letters() == 1; }));
+    --calls;
+    pipe.take();
+    ++done;
+    a->endpoint->wake();
+  });
+  pipe.put();
+  pipe.put();
+  ASSERT_EQ(b->to(*a).try_send({.kind = 1}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return done == 2; }));
+  shm_unwatch(*a->endpoint, id);
+}
+
+TEST(ShmEndpointTest, WatchesNoDescriptorsUnlessMadeForThem) {
+  const auto a = join();
+  const Pipe pipe;
+  expect_error(ErrorKind::kInvalidArgument, "ShmEndpointOptions::descriptors",
+               [&] { shm_watch(*a->endpoint, pipe.from.get(), EPOLLIN, [](std::uint32_t) {}); });
+  const auto b = join({.descriptors = true});
+  expect_error(ErrorKind::kInvalidArgument, "descriptor",
+               [&] { shm_watch(*b->endpoint, -1, EPOLLIN, [](std::uint32_t) {}); });
+}
+
+// --- large letters ---
+
+// Of the mapping that holds this address, in page tables of this process.
+std::size_t resident_kilobytes(const void* address) {
+  std::ifstream in("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  bool here = false;
+  for (std::string line; std::getline(in, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::istringstream words(line);
+    if (words >> std::hex >> begin >> dash >> end && dash == '-') {
+      here = begin <= wanted && wanted < end;
+    } else if (here && line.starts_with("Rss:")) {
+      return std::stoul(line.substr(4));
+    }
+  }
+  ADD_FAILURE() << "no such mapping";
+  return 0;
+}
+
+// The receiver's page tables are filled by what it reads, and not before.
+TEST(ShmEndpointTest, LentMemoryIsMappedLazily) {
+  const auto a = join();
+  const auto b = join();
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  const Bytes data = some_bytes(kBytes, 21);
+  const Piece pieces[] = {{data}};
+  ASSERT_EQ(a->to(*b).try_send({.pieces = pieces}), SendResult::kSent);
+  ASSERT_TRUE(until(*b, [&] { return b->inbox.letters() == 1; }));
+  {
+    const Part part = b->inbox.letter(0).parts[0];
+    ASSERT_EQ(part.where, Part::Where::kLent);
+    EXPECT_LT(resident_kilobytes(part.bytes.data()), kBytes / 1024 / 4);
+    EXPECT_TRUE(std::ranges::equal(part.bytes, data));
+    EXPECT_GE(resident_kilobytes(part.bytes.data()), kBytes / 1024);
+  }
+  b->inbox.clear();
 }
 
 TEST(ShmEndpointTest, LentMemoryIsNotCopiedAndIsGivenBack) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "os/wait.h"
+#include "transport/shm/descriptors.h"
 
 namespace convoy::shm {
 
@@ -57,6 +58,9 @@ struct alignas(64) Doorbell {
     std::atomic<std::uint64_t> waiters{kNever};
     std::atomic<std::uint64_t> service{kNever};
     std::atomic<std::uint64_t> all_waiters{kNever};
+    // By which the thread that serves is woken if it sleeps on epoll; -1: it sleeps on its word.
+    // Whoever knows the doorbell knows this.
+    int waker = -1;
   };
   // A thread's sleep: announce (construct it), look, sleep().
   class Nap {
@@ -80,26 +84,41 @@ struct alignas(64) Doorbell {
     std::uint32_t seen_;
   };
   // After a change and a full fence. True: somebody slept.
-  static bool ring_once(WaitWord& bell, std::atomic<std::uint64_t>& last, int count) noexcept {
+  static bool ring_once(WaitWord& bell, std::atomic<std::uint64_t>& last, int count,
+                        int waker = -1) noexcept {
     if (bell.sleepers.load() == 0) return false;
     if (bell.value.load() == last.load(std::memory_order_relaxed)) return true;
     last.store(bell.value.fetch_add(1) + std::uint32_t{1}, std::memory_order_relaxed);
-    futex_wake(bell.value, count);
+    wake_up(bell, count, waker);
     return true;
+  }
+  // The same however often; for rare news.
+  void ring_service(const Rung& rung) noexcept {
+    full_fence();
+    if (service.sleepers.load() == 0) return;
+    service.value.fetch_add(1);
+    wake_up(service, 0x7fffffff, rung.waker);
+  }
+  static void wake_up(const WaitWord& bell, int count, int waker) noexcept {
+    if (waker >= 0) {
+      write_waker(waker);
+    } else {
+      futex_wake(bell.value, count);
+    }
   }
 
   // Sender number `sender`, after it wrote a letter and a full fence. The fence orders the letter
-  // before the looks. True: somebody was asleep and was woken, which takes its time.
-  bool announce_letter(std::uint32_t sender, bool reply, Rung& rung) noexcept {
-    return !is_watched(sender, reply) && knock(sender, reply, rung);
+  // before the looks.
+  void announce_letter(std::uint32_t sender, bool reply, Rung& rung) noexcept {
+    if (!is_watched(sender, reply)) knock(sender, reply, rung);
   }
   // The same for anything else that it has changed, which is not seen in its ring. If the bit is
   // still set from before, the receiver will clear it and look after that.
-  bool knock(std::uint32_t sender, bool reply, Rung& rung) noexcept {
+  void knock(std::uint32_t sender, bool reply, Rung& rung) noexcept {
     auto& word = bits[sender / 64 % kWords];
     const std::uint64_t bit = std::uint64_t{1} << sender % 64;
     if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit);
-    return rouse(reply, rung);
+    rouse(reply, rung);
   }
   // Somebody is awake who looks at this sender's ring before it sleeps or leaves. One that sleeps
   // in wait() is to have a reply even if the thread that serves stands in a call.
@@ -110,11 +129,11 @@ struct alignas(64) Doorbell {
     return (reply && lingers.load() != 0) || service.sleepers.load() == 0;
   }
   // Tells one thread of the receiver to look.
-  bool rouse(bool reply, Rung& rung) noexcept {
-    if (awake.load() != 0) return false;
-    if (reply && ring_once(waiters, rung.waiters, 1)) return true;
-    if (reply && lingers.load() != 0) return false;
-    return ring_once(service, rung.service, 1);
+  void rouse(bool reply, Rung& rung) noexcept {
+    if (awake.load() != 0) return;
+    if (reply && ring_once(waiters, rung.waiters, 1)) return;
+    if (reply && lingers.load() != 0) return;
+    ring_once(service, rung.service, 1, rung.waker);
   }
 
   // The receiver.

@@ -14,6 +14,7 @@
 #include "os/fork_guard.h"
 #include "os/machine.h"
 #include "transport/shm/fence.h"
+#include "transport/shm/short_slices.h"
 
 namespace convoy::shm {
 namespace {
@@ -180,7 +181,10 @@ Fabric::Fabric() : generation_(fork_generation()), impl_(std::make_unique<Impl>(
             for (const auto& peer : impl->all_peers()) peer->send_drop(id);
           },
       .headroom = [impl = impl_.get()] { return (*impl->headroom.lock())(); }});
-  impl_->watch.call([this] { impl_->listen_on_loop(); });
+  impl_->watch.call([this] {
+    ask_for_short_slices();
+    impl_->listen_on_loop();
+  });
 }
 
 void Fabric::Impl::accept_on_loop() {

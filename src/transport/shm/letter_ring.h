@@ -168,7 +168,12 @@ class RingReader {
   // There is a letter. Without a lock, and sequentially consistent: for those who watch the ring.
   // The writer's line is not touched while there is more of what was seen before.
   bool has_letter() const noexcept {
-    return !drained() || layout().written.load() != position_.load(std::memory_order_relaxed);
+    if (!drained()) return true;
+    const std::uint64_t position = position_.load(std::memory_order_relaxed);
+    if (layout().written.load() == position) return false;
+    // It will be read in a moment, and comes from another core meanwhile.
+    __builtin_prefetch(mapping_->data() + RingLayout::kData + position % RingLayout::kCapacity);
+    return true;
   }
   // All letters before this position were taken.
   bool has_taken(std::uint64_t position) const noexcept {

@@ -37,7 +37,7 @@ void ShmEndpoint::happen(Event event) noexcept {
   has_events_.store(true);
   // Both: the thread that serves may stand in a call, and what happened may be memory that somebody
   // waits for.
-  ring(bell().service);
+  bell().ring_service(rung_);
   ring(bell().waiters, 1);
 }
 
@@ -103,7 +103,10 @@ void ShmEndpoint::attach(ShmRemote& remote, const std::shared_ptr<Peer>& peer) {
     remote.links_.push_back({peer, alarm});
   }
   owners_[peer.get()] = &remote;
-  const bool told = peer->try_note(static_cast<std::uint64_t>(NoteType::kBell), control_->size(),
+  // In this order: whoever knows the doorbell can wake whom it is for.
+  const bool told = (!descriptors_ || peer->try_note(static_cast<std::uint64_t>(NoteType::kWaker),
+                                                     0, descriptors_->waker())) &&
+                    peer->try_note(static_cast<std::uint64_t>(NoteType::kBell), control_->size(),
                                    control_fd_.get(), note_id(remote.number_));
   if (!told) break_off(remote, "takes nothing over its connection");
   peer->subscribe(alarm);
@@ -180,6 +183,12 @@ void ShmEndpoint::take_note(ShmRemote& remote, Event& event) {
     // For what was written before the bell was known.
     remote.bell_->knock(true);
     remote.bell_->knock(false);
+  } else if (type == NoteType::kWaker) {
+    RemoteBell& bell = *remote.bell_;
+    if (bell.bell.load(std::memory_order_relaxed) || bell.waker) return;  // by the other connection
+    if (!is_waker(event.fd.get())) fail(ErrorKind::kInvalidArgument, "a waker that is no eventfd");
+    bell.waker = std::move(event.fd);
+    bell.rung.waker = bell.waker.get();
   } else if (type == NoteType::kRing) {
     if (remote.reader_ || remote.ending_) {
       fail(ErrorKind::kInvalidArgument, "a second ring of letters");

@@ -38,6 +38,10 @@ ShmEndpoint::ShmEndpoint(transport::Inbox& inbox, const ShmEndpointOptions& opti
       serve_spins_(letter_spins()) {
   std::tie(control_, control_fd_) = make_mapping(sizeof(Doorbell), "doorbell");
   new (control_->data()) Doorbell{};
+  if (options.descriptors) {
+    descriptors_ = std::make_unique<Descriptors>();
+    rung_.waker = descriptors_->waker();
+  }
   heap_.lock()->arena.emplace(
       Arena::Hooks{.next_id = [next = SegmentId{1}]() mutable { return next++; },
                    .added = [](SegmentId, const Segment&) {},
@@ -116,7 +120,7 @@ transport::Endpoint::TimerId ShmEndpoint::call_at(Clock::time_point when,
     next_timer_.store(timers->queue.begin()->first.first.time_since_epoch().count());
   }
   // The thread that serves may sleep longer than that.
-  ring(bell().service);
+  bell().ring_service(rung_);
   return id;
 }
 
@@ -174,6 +178,15 @@ ShmEndpointStats ShmEndpoint::stats() {
   stats.heap_bytes = heap->arena->mapped_bytes();
   for (const Limbo& limbo : heap->limbo) stats.limbo_loans += limbo.blocks.size();
   return stats;
+}
+
+Descriptors& ShmEndpoint::descriptors() {
+  require_home();
+  if (!descriptors_) {
+    fail(ErrorKind::kInvalidArgument,
+         "this endpoint waits for no descriptors: make it with ShmEndpointOptions::descriptors");
+  }
+  return *descriptors_;
 }
 
 std::size_t ShmEndpoint::trim() {
@@ -244,6 +257,16 @@ std::unique_ptr<transport::Endpoint> make_shm_endpoint(transport::Inbox& inbox,
 
 ShmEndpointStats shm_stats(transport::Endpoint& endpoint) {
   return dynamic_cast<ShmEndpointHandle&>(endpoint).endpoint().stats();
+}
+
+std::uint64_t shm_watch(transport::Endpoint& endpoint, int fd, std::uint32_t events,
+                        std::function<void(std::uint32_t)> ready) {
+  auto& shm = dynamic_cast<ShmEndpointHandle&>(endpoint).endpoint();
+  return shm.descriptors().add(fd, events, std::move(ready));
+}
+
+bool shm_unwatch(transport::Endpoint& endpoint, std::uint64_t id) {
+  return dynamic_cast<ShmEndpointHandle&>(endpoint).endpoint().descriptors().remove(id);
 }
 
 std::size_t shm_trim(transport::Endpoint& endpoint) {

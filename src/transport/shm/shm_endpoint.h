@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "transport/endpoint.h"
@@ -16,6 +18,9 @@ struct ShmEndpointOptions {
   bool service_thread = true;
   // How long connecting may take.
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(30);
+  // The thread that serves waits for descriptors, too (shm_watch): it sleeps on epoll, and whoever
+  // wakes it writes to an eventfd. One descriptor more for each remote, at its side.
+  bool descriptors = false;
   // Pieces that stay are read where they are from this size on, where that is allowed. Of what fits
   // into caches two copies in user space are faster than one by the kernel.
   std::size_t least_direct = std::size_t{1} << 20;
@@ -36,5 +41,14 @@ struct ShmEndpointStats {
 ShmEndpointStats shm_stats(transport::Endpoint& endpoint);
 // Gives memory for lending that is not lent back to the system; returns the bytes.
 std::size_t shm_trim(transport::Endpoint& endpoint);
+
+// Of an endpoint made for descriptors: calls `ready` on the thread that serves when `fd` has one of
+// `events` (EPOLLIN, EPOLLOUT; errors and hang-ups always), as an inbox is called: one call at a
+// time, and one that waits or has handed over does not count. It is called again and again while
+// this holds, but not while it runs. The caller keeps the descriptor open until shm_unwatch(),
+// which returns false if it has to do with a call that runs just now.
+std::uint64_t shm_watch(transport::Endpoint& endpoint, int fd, std::uint32_t events,
+                        std::function<void(std::uint32_t)> ready);
+bool shm_unwatch(transport::Endpoint& endpoint, std::uint64_t id);
 
 }  // namespace convoy::shm

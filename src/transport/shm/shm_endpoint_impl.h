@@ -14,6 +14,7 @@
 #include "os/fork_guard.h"
 #include "os/wait.h"
 #include "transport/shm/arena.h"
+#include "transport/shm/descriptors.h"
 #include "transport/shm/doorbell.h"
 #include "transport/shm/fabric.h"
 #include "transport/shm/letter_ring.h"
@@ -36,6 +37,7 @@ enum class NoteType : std::uint64_t {
   kRing = 2,     // the ring of letters from the sender
   kSegment = 3,  // memory that letters will refer to; its number is in Frame::process
   kDrop = 4,     // no more
+  kWaker = 5,    // the sender's thread that serves sleeps on epoll: its eventfd; before kBell
 };
 
 // A number in the place of an Id, which notes have room for.
@@ -47,6 +49,7 @@ struct RemoteBell {
   std::atomic<Doorbell*> bell{nullptr};
   std::uint32_t number = 0;  // ours there
   Mapping mapping;
+  UniqueFd waker;
   Doorbell::Rung rung;
 
   // Before it is known nothing is lost: whoever learns of it knocks.
@@ -246,6 +249,8 @@ class ShmEndpoint final : public transport::Endpoint {
 
   ShmEndpointStats stats();
   std::size_t trim();
+  // Throws kInvalidArgument if the endpoint was not made for descriptors.
+  Descriptors& descriptors();
 
  private:
   friend class ShmRemote;
@@ -342,8 +347,10 @@ class ShmEndpoint final : public transport::Endpoint {
   bool has_turn(std::uint64_t turn) const noexcept;
   void ring_service() noexcept {
     full_fence();
-    Doorbell::ring_once(bell().service, rung_.service, 1);
+    Doorbell::ring_once(bell().service, rung_.service, 1, rung_.waker);
   }
+  void nap(const Doorbell::Nap& here, const Deadline& deadline);
+  void look_at_descriptors();
 
   // shm_arrivals.cpp
   Moved poll_one(Lock& lock, Serve serve, Handful* hand = nullptr);
@@ -424,7 +431,8 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::int64_t> next_timer_{INT64_MAX};  // of steady_clock
   Guarded<Heap> heap_;
 
-  Doorbell::Rung rung_;  // of our own threads
+  std::unique_ptr<Descriptors> descriptors_;  // if the thread that serves sleeps on epoll
+  Doorbell::Rung rung_;                       // of our own threads
   // See begin_to_linger().
   std::atomic<bool> linger_asked_{false};
   std::atomic<bool> lingering_{false};

@@ -70,6 +70,7 @@ bool ShmEndpoint::something(Serve serve) const noexcept {
 // Rings are looked at by whoever waits; the thread that serves does so when nobody does.
 bool ShmEndpoint::for_service() const noexcept {
   if (task_count_.load() != 0 || transfer_count_[0].load() != 0) return true;
+  if (descriptors_ && descriptors_->any()) return true;
   return !is_attended() && something(Serve::kReplies);
 }
 
@@ -85,7 +86,7 @@ void ShmEndpoint::start_servants() {
 
 void ShmEndpoint::stop_servants() noexcept {
   stopping_.store(true);
-  ring(bell().service);
+  bell().ring_service(rung_);
   std::vector<std::thread> threads;
   {
     auto servants = servants_.lock();
@@ -138,7 +139,7 @@ void ShmEndpoint::hand_over() noexcept {
   }
   servants_.notify();
   // If it was idle after all.
-  ring(bell().service);
+  bell().ring_service(rung_);
 }
 
 // While threads come to wait() again and again, each of them only for a moment, nobody has to be
@@ -165,10 +166,27 @@ void ShmEndpoint::end_lingering() noexcept {
   bell().lingers.exchange(0);
 }
 
+void ShmEndpoint::nap(const Doorbell::Nap& here, const Deadline& deadline) {
+  if (descriptors_) {
+    descriptors_->wait(deadline);
+  } else {
+    here.sleep(deadline);
+  }
+}
+
+// Without the lock, by the thread that serves.
+void ShmEndpoint::look_at_descriptors() {
+  if (!descriptors_) return;
+  descriptors_->wait(Deadline::at({}));
+  descriptors_->run_one();
+}
+
 void ShmEndpoint::serve(std::uint64_t turn) {
   set_thread_name("convoy-letters");
   serving_here = {this, turn};
   constexpr int kTimersEvery = 64;
+  constexpr unsigned kDescriptorsEvery = 16;
+  unsigned polls = 0;
   Watch watched;
   const auto sees = [&] {
     return watched.sees() || bell().watched.load(std::memory_order_relaxed) != watched.number;
@@ -180,10 +198,14 @@ void ShmEndpoint::serve(std::uint64_t turn) {
   }
   while (has_turn(turn)) {
     bool worked = false;
+    look_at_descriptors();
     // Who lingers while others come by takes some of what they have left, or they would not come.
     int left = lingering_.load(std::memory_order_relaxed) && quiet_ == 0 ? kInPassing : INT_MAX;
     while (((!is_attended() && sees()) || for_service() || timer_is_due()) && left-- > 0 &&
            has_turn(turn)) {
+      if (descriptors_ && (descriptors_->any() || ++polls % kDescriptorsEvery == 0)) {
+        look_at_descriptors();
+      }
       Lock lock(mutex_);
       if (!has_turn(turn)) break;
       if (watched.number != bell().watched.load()) {
@@ -225,16 +247,20 @@ void ShmEndpoint::serve(std::uint64_t turn) {
     if (!idle) continue;
     const auto start = Clock::now();
     if (lingers) {
-      here.sleep(earlier(next_timer(), Deadline::at(start + kMoment)));
+      nap(here, earlier(next_timer(), Deadline::at(start + kMoment)));
       end_lingering();
     } else {
-      here.sleep(next_timer());
+      nap(here, next_timer());
       if (Clock::now() - start < kShortSleep) serve_spins_.paid();
     }
   }
   serving_here = {};
-  const Lock lock(mutex_);
-  if (in_hand_ == &hand) take_over_hand();
+  {
+    const Lock lock(mutex_);
+    if (in_hand_ == &hand) take_over_hand();
+  }
+  // What woke this thread may have been meant for the next.
+  if (descriptors_) write_waker(descriptors_->waker());
 }
 
 bool ShmEndpoint::poll(Serve serve) {
@@ -245,6 +271,7 @@ bool ShmEndpoint::poll(Serve serve) {
     return something(serve) || bell().watched.load() != 0 ||
            (serve == Serve::kAll && timer_is_due());
   };
+  if (serve == Serve::kAll) look_at_descriptors();
   for (int i = 0; i < kMostAtOnce && look(); ++i) {
     Lock lock(mutex_);
     const Moved what = poll_one(lock, serve);

@@ -99,7 +99,11 @@ void ShmEndpoint::retry_stalled(ShmRemote& remote) {
     const bool reply = transfer->letter.reply && !remote.joining_;
     transfers_[reply].push_back(std::move(transfer));
     transfer_count_[reply].store(transfers_[reply].size());
-    ring(reply ? bell().waiters : bell().service, 1);
+    if (reply) {
+      ring(bell().waiters, 1);
+    } else {
+      bell().ring_service(rung_);
+    }
   }
 }
 
