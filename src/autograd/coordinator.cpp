@@ -205,7 +205,11 @@ void Coordinator::commit() {
   registry_.end_pass(id_);
   const auto least = Deadline::after(kLeastCommitTime, registry_.session()->agent().now());
   const PassHead head = pass_->head();
-  for (const WorkerId worker : participants_) {
+  const auto others = [this] {
+    const std::scoped_lock lock(mutex_);
+    return participants_;
+  }();
+  for (const WorkerId worker : others) {
     registry_.ask<detail::commit>(
         worker, std::max(pass_->deadline(), least),
         [worker](const rpc::Future<void>& answer) {

@@ -87,7 +87,11 @@ Registry& Registry::here() {
   return registry_of(*rpc::detail::SessionImpl::of(*agent::Request::current()));
 }
 
-WorkerId Registry::self() const { return session()->agent().self().id; }
+WorkerId Registry::self() const {
+  std::uint64_t id = self_.load(std::memory_order_relaxed);
+  if (id == kUnknown) self_.store(id = session()->agent().self().id, std::memory_order_relaxed);
+  return static_cast<WorkerId>(id);
+}
 
 std::string Registry::name_of(WorkerId worker) const {
   try {

@@ -106,6 +106,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::uint64_t last_pass_ = 0;
 
   std::atomic<std::uint64_t> last_message_{0};
+  static constexpr std::uint64_t kUnknown = UINT64_MAX;
+  mutable std::atomic<std::uint64_t> self_{kUnknown};  // known when the workers have met
 };
 
 template <auto Function, class Then, class... Arguments>
