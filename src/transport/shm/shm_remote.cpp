@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "transport/shm/copy.h"
 #include "transport/shm/shm_endpoint_impl.h"
 
 namespace convoy::shm {
@@ -245,7 +246,7 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
       for (std::size_t i = 0; i < letter.pieces.size(); ++i) {
         if (plan.how[i] != PieceEntry::kLent) continue;
         const auto bytes = letter.pieces[i].bytes;
-        std::memcpy(at, bytes.data(), bytes.size());
+        copy_for_others(at, bytes.data(), bytes.size());
         at += aligned(bytes.size());
       }
     }
