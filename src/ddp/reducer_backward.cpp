@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "ddp/agreement.h"
 #include "ddp/norm_group.h"
+#include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
 
 namespace convoy {
