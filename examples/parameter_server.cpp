@@ -4,6 +4,7 @@
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <iostream>
 #include <mutex>

@@ -5,7 +5,9 @@
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <iostream>
+#include <map>
 #include <mutex>
 
 namespace rpc = convoy::rpc;
@@ -26,25 +28,24 @@ class Agent {
   }
 
   // REINFORCE: what was followed by more than the average is made likelier.
-  double learn(const std::vector<std::vector<double>>& rewards) {
+  void learn(const std::vector<std::vector<double>>& rewards) {
     const std::scoped_lock lock(mutex_);
-    std::vector<torch::Tensor> terms;
-    double sum = 0;
-    double best = 0;
-    for (const auto& of_one : rewards) {
-      for (const double reward : of_one) sum += reward;
-      best += static_cast<double>(of_one.size());
+    std::vector<torch::Tensor> log_probabilities;
+    std::vector<double> returns;
+    for (std::size_t observer = 0; observer < rewards.size(); ++observer) {
+      double after = 0;
+      for (std::size_t step = rewards[observer].size(); step-- > 0;) {
+        after = rewards[observer][step] + 0.5 * after;
+        returns.push_back(after);
+        log_probabilities.push_back(taken_[static_cast<int>(observer)][step]);
+      }
     }
-    for (const auto& [observer, log_probability] : taken_) {
-      double total = 0;
-      for (const double reward : rewards[static_cast<std::size_t>(observer)]) total += reward;
-      terms.push_back(-log_probability * (total - sum / static_cast<double>(rewards.size())));
-    }
+    auto gain = torch::tensor(returns);
+    gain = (gain - gain.mean()) / (gain.std() + 1e-6);
     optimizer_.zero_grad();
-    torch::stack(terms).mean().backward();
+    (-torch::stack(log_probabilities) * gain).mean().backward();
     optimizer_.step();
     taken_.clear();
-    return sum / best;
   }
 
  private:
@@ -53,7 +54,7 @@ class Agent {
     const auto actions = log_probabilities.exp().detach().multinomial(1).squeeze(1);
     for (std::size_t i = 0; i < answers_.size(); ++i) {
       const int action = actions[static_cast<std::int64_t>(i)].item<int>();
-      taken_.emplace_back(who_[i], log_probabilities[static_cast<std::int64_t>(i)][action]);
+      taken_[who_[i]].push_back(log_probabilities[static_cast<std::int64_t>(i)][action]);
       answers_[i].set_value(action);
     }
     states_.clear();
@@ -68,12 +69,11 @@ class Agent {
   std::vector<torch::Tensor> states_;
   std::vector<int> who_;
   std::vector<rpc::Promise<int>> answers_;
-  std::vector<std::pair<int, torch::Tensor>> taken_;  // since it has learned
+  std::map<int, std::vector<torch::Tensor>> taken_;  // since it has learned, by observer
 };
 CONVOY_RPC(&Agent::act);
 
-// A ball on a line; a push to the left or to the right. A reward of 1 for each step near the
-// middle.
+// A ball on a line; a push to the left or to the right. The farther from the middle, the worse.
 std::vector<double> play(int observer, const convoy::RRef<std::shared_ptr<Agent>>& agent,
                          int steps) {
   double place = observer % 2 == 0 ? 1.0 : -1.0;
@@ -81,11 +81,20 @@ std::vector<double> play(int observer, const convoy::RRef<std::shared_ptr<Agent>
   for (int i = 0; i < steps; ++i) {
     const int action = agent.rpc_sync<&Agent::act>(observer, torch::tensor({place, 1.0}));
     place += action == 0 ? -0.3 : 0.3;
-    rewards.push_back(std::abs(place) < 0.7 ? 1 : 0);
+    rewards.push_back(-std::abs(place));
   }
   return rewards;
 }
 CONVOY_RPC(play);
+
+// Of all games, the mean distance from the middle.
+double distance_of(const std::vector<std::vector<double>>& rewards) {
+  double sum = 0;
+  for (const auto& game : rewards) {
+    for (const double reward : game) sum -= reward / static_cast<double>(game.size());
+  }
+  return sum / static_cast<double>(rewards.size());
+}
 
 int main() {
   torch::manual_seed(1);
@@ -101,11 +110,13 @@ int main() {
       for (int i = 0; i < observers; ++i) {
         games.push_back(session.rpc_async<play>(i + 1, i, reference, 20));
       }
-      last = agent->learn(rpc::wait_all(games));
+      const auto rewards = rpc::wait_all(games);
+      last = distance_of(rewards);
       if (episode == 0) first = last;
+      agent->learn(rewards);
     }
-    std::cout << "in the middle at first: " << first << ", in the end: " << last << std::endl;
-    std::cout << (last > first ? "the agent has learned" : "the agent has learned nothing")
+    std::cout << "distance at first: " << first << ", in the end: " << last << std::endl;
+    std::cout << (last < first / 2 ? "the agent has learned" : "the agent has learned nothing")
               << std::endl;
   }
   session.shutdown();

@@ -125,10 +125,14 @@ void Agent::begin(const Id& session, std::map<std::string, WorkerId, std::less<>
   for (const auto& known : peers_) workers.push_back(known->worker.name);
   // A simulation has another time.
   if (!options_.start_thread) record_.join(session, options_.rank, workers);
-  {
-    auto held = early_.lock();
-    met_.store(true, std::memory_order_release);
+  met_.store(true, std::memory_order_release);
+  if (admitted_handler_) {
+    admitted_handler_(options_.rank);
+    for (WorkerId id = 0; id < peers_.size(); ++id) {
+      if (id != options_.rank) admitted_handler_(id);
+    }
   }
+  heard_.store(peers_.size(), std::memory_order_release);
   hear_early();
 }
 
@@ -161,6 +165,8 @@ void Agent::admit_more(const Member& member) {
     names_.insert_or_assign(member.name, id);
   }
   record_.add_worker(id, member.name);
+  if (admitted_handler_) admitted_handler_(id);
+  heard_.store(id + 1, std::memory_order_release);
   hear_early();
 }
 
@@ -287,24 +293,18 @@ void Agent::say_hello(Peer& peer, bool asks) {
 
 void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> head,
                        std::span<const std::byte> table) {
-  {
-    auto early = early_.lock();
-    if (!met_.load(std::memory_order_acquire)) {
-      if (early->size() >= kMostEarly) return;
-      early->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
-      return;
-    }
-  }
   Hello hello = decode_hello(head, table);
-  if (grows_ && hello.session == session_ && hello.worker >= peers_.size()) {
+  const auto is_heard = [&] { return hello.worker < heard_.load(std::memory_order_acquire); };
+  const bool early = heard_.load(std::memory_order_acquire) == 0;
+  if (early || (grows_ && hello.session == session_ && !is_heard())) {
     {
-      auto early = early_.lock();
-      if (early->size() >= kMostEarly) return;
-      early->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
+      auto held = early_.lock();
+      if (held->size() >= kMostEarly) return;
+      held->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
     }
     // It may have been admitted meanwhile.
-    if (hello.worker < peers_.size()) return hear_early();
-    if (stranger_handler_) stranger_handler_();
+    if (is_heard()) return hear_early();
+    if (!early && stranger_handler_) stranger_handler_();
     return;
   }
   // The address is the endpoint's own word, and the store told us whose it is.

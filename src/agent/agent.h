@@ -164,6 +164,8 @@ class Agent final : private transport::Inbox {
   using LetterHandler = std::function<void(const Worker&, std::span<const std::byte> body,
                                            std::vector<Part>&& parts)>;
   void on_letter(transport::LetterKind kind, LetterHandler handler);
+  // Each worker, this one first, before anything of it is heard. Before meet().
+  void on_admitted(std::function<void(WorkerId)> handler);
   // On the thread that serves: somebody says hello who is no worker that this one knows. It is
   // heard again when it is admitted. Before meet().
   void on_stranger(std::function<void()> handler);
@@ -303,6 +305,7 @@ class Agent final : private transport::Inbox {
   std::map<std::string, WorkerId, std::less<>> names_;
   bool grows_ = false;  // enter(): workers come and go
   std::atomic<bool> met_{false};
+  std::atomic<std::size_t> heard_{0};  // hellos of workers with smaller numbers are heard
   struct EarlyHello {
     transport::Remote* remote;
     std::vector<std::byte> head;
@@ -317,6 +320,7 @@ class Agent final : private transport::Inbox {
   std::map<transport::LetterKind, LetterHandler> letter_handlers_;
   std::vector<std::function<void(const Worker&, const Error&)>> lost_handlers_;
   std::function<void()> stranger_handler_;
+  std::function<void(WorkerId)> admitted_handler_;
   std::vector<std::shared_ptr<Companion>> companions_;
 
   const std::unique_ptr<Gathers> gathers_;

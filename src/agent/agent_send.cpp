@@ -216,6 +216,11 @@ void Agent::on_letter(transport::LetterKind kind, LetterHandler handler) {
   letter_handlers_[kind] = std::move(handler);
 }
 
+void Agent::on_admitted(std::function<void(WorkerId)> handler) {
+  CONVOY_CHECK(!met_.load());
+  admitted_handler_ = std::move(handler);
+}
+
 void Agent::on_stranger(std::function<void()> handler) {
   CONVOY_CHECK(!met_.load());
   stranger_handler_ = std::move(handler);

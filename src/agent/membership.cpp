@@ -18,8 +18,8 @@ std::string event_key(std::uint64_t version) { return concat("event/", version);
 
 }  // namespace
 
-std::shared_ptr<Membership> Membership::make(Agent& agent, std::function<void(WorkerId)> met) {
-  std::shared_ptr<Membership> made(new Membership(agent, std::move(met)));
+std::shared_ptr<Membership> Membership::make(Agent& agent) {
+  std::shared_ptr<Membership> made(new Membership(agent));
   Membership* const self = made.get();  // the agent ends first
   agent.on_letter(kViewLetter, [self](const Worker&, std::span<const std::byte> body,
                                       std::vector<Part>&&) { self->hear(body); });
@@ -65,10 +65,7 @@ void Membership::read_log() {
 
 // Under order_. The view shows a worker that can be called.
 void Membership::apply(const Event& event, bool admits) {
-  if (event.kind == Kind::kJoined && admits) {
-    agent_.admit_more(event.member);
-    met_(static_cast<WorkerId>(state_.lock()->known.size()));
-  }
+  if (event.kind == Kind::kJoined && admits) agent_.admit_more(event.member);
   std::optional<Worker> dismissed;
   {
     auto state = state_.lock();
@@ -160,11 +157,6 @@ void Membership::refresh() noexcept try {
 // --- coming and going ---
 
 void Membership::begin() {
-  const WorkerId self = agent_.self().id;
-  met_(self);
-  for (const Worker& worker : agent_.workers()) {
-    if (worker.id != self) met_(worker.id);
-  }
   auto state = state_.lock();
   for (const Worker& worker : agent_.workers()) state->known.push_back({worker, {}});
   state->version = 1;
@@ -205,8 +197,6 @@ void Membership::join(const Place& place, const Deadline& deadline) {
     }
     const auto self = static_cast<WorkerId>(members.size() - 1);
     agent_.enter(session, self, members);
-    met_(self);
-    for (WorkerId id = 0; id < self; ++id) met_(id);
     for (const WorkerId id : gone) {
       agent_.dismiss(id, Error(ErrorKind::kPeerLost, "it had gone before this worker came"));
     }

@@ -40,8 +40,7 @@ class Membership final : public Companion {
   using OnChange = std::function<void(const View&)>;
   using OnLost = std::function<void(const Worker&, const Error&)>;
 
-  // `met` is told of each worker, this one first, before it is in a view.
-  static std::shared_ptr<Membership> make(Agent& agent, std::function<void(WorkerId)> met);
+  static std::shared_ptr<Membership> make(Agent& agent);
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
@@ -109,8 +108,7 @@ class Membership final : public Companion {
   void tell_listeners();
   void require_free_name(const std::string& name);
 
-  Membership(Agent& agent, std::function<void(WorkerId)> met)
-      : agent_(agent), met_(std::move(met)) {}
+  explicit Membership(Agent& agent) : agent_(agent) {}
   // Companion.
   void gone(const Worker& worker, const std::string& why) noexcept override;
   bool idle() override { return true; }
@@ -120,7 +118,6 @@ class Membership final : public Companion {
   void closed() noexcept override {}
 
   Agent& agent_;
-  const std::function<void(WorkerId)> met_;
   Place place_;
   std::mutex order_;  // of changes; taken before state_
   std::string store_lost_;

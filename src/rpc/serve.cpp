@@ -103,8 +103,8 @@ void run_function(void* data, agent::RequestRef request) noexcept {
   }
   IncomingMessage message(request->body(), request->parts());
   message.source().on_trailer(&take_context, request.get());
-  const MessagePeer peer{static_cast<SessionImpl*>(request->agent().user()),
-                         request->caller().id, request->number()};
+  const MessagePeer peer{static_cast<SessionImpl*>(request->agent().user()), request->caller().id,
+                         request->number()};
   message.source().comes_from(&peer);
   ServedCall call(&request, message.source(), peer, request->flags());
   entry.run_call(&call);
@@ -146,9 +146,13 @@ void ServedCall::refuse(const std::exception_ptr& error) const noexcept {
                                  "is called on a reference to one");
     return;
   }
-  const Thrown thrown = describe_thrown(error);
-  const bool other = thrown.kind == ErrorKind::kCancelled || thrown.kind == ErrorKind::kPeerLost;
-  request_of(call_).fail(other ? thrown.kind : ErrorKind::kInvalidArgument, "", thrown.text);
+  try {
+    std::rethrow_exception(error);
+  } catch (const HandlerFailure& failure) {  // of a reference among them
+    request_of(call_).fail(failure.kind(), failure.type, failure.what());
+  } catch (...) {
+    request_of(call_).fail(ErrorKind::kInvalidArgument, "", describe_thrown(error).text);
+  }
 }
 
 ServedCall::Later ServedCall::later() const {

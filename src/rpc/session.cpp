@@ -132,8 +132,8 @@ SessionImpl::SessionImpl(const SessionOptions& options, const Choose& choose)
   agent_ = std::make_unique<agent::Agent>(made);
   recordings_ = make_recordings(*this);
   refs_ = std::make_unique<rref::Refs>(*agent_);
-  membership_ =
-      agent::Membership::make(*agent_, [this](agent::WorkerId worker) { refs_->met(worker); });
+  agent_->on_admitted([this](agent::WorkerId worker) { refs_->met(worker); });
+  membership_ = agent::Membership::make(*agent_);
   if (choose) return;
   if (options.members == Members::kComeAndGo) {
     membership_->join({place.store, place.served_here}, deadline);

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "base/concat.h"
+#include "convoy/ddp.h"
+#include "convoy/init.h"
 #include "convoy/remote_module.h"
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
@@ -413,7 +415,7 @@ TEST(RRefTest, FunctionsOfBasesAndOfWhatIsPointedTo) {
     const auto x = torch::ones({2});
     EXPECT_TRUE(torch::equal(layer.rpc_sync<&LayerImpl::forward>(x).detach(), 3 * x));
     const RRef<std::shared_ptr<Both>> empty = rpc.rref(std::shared_ptr<Both>());
-    expect_error(ErrorKind::kRemote, "empty", [&] { empty.rpc_sync<&Named::get_name>(); });
+    expect_error(ErrorKind::kInvalidArgument, "empty", [&] { empty.rpc_sync<&Named::get_name>(); });
   });
 }
 
@@ -531,7 +533,7 @@ TEST(RRefTest, AfterShutdown) {  // test_use_rref_after_shutdown
     expect_error(ErrorKind::kInvalidArgument, "", [&] { value.to_here(); });
     expect_error(ErrorKind::kInvalidArgument, "",
                  [&] { rpc.rpc_sync<add_to_reference>(1 - r.id(), value, 1); });
-    rpc = Session({.size = 1});
+    rpc = Session({.rank = 0, .size = 1, .store = make_local_store()});
     expect_error(ErrorKind::kInvalidArgument, "deleted", [&] { value.to_here(); });
     expect_error(ErrorKind::kInvalidArgument, "deleted", [&] { own.to_here(); });
     expect_error(ErrorKind::kInvalidArgument, "nothing", [&] { RRef<int>().to_here(); });
@@ -560,13 +562,22 @@ TEST(RRefTest, Leaks) {
       const auto value = rpc.remote<my_function>(1 - r.id(), 1, 1, 1);
       EXPECT_EQ(value.to_here(), 3);
       rpc.barrier();
-      if (ignore) {
+      const auto meet = [&](const char* where) {
+        r.store()->barrier(convoy::concat(where, ignore), 2, Deadline::after(30s));
+      };
+      if (r.id() == 0 && ignore) {
         rpc.shutdown({.graceful = false, .ignore_leaks = true});
-      } else {
+      } else if (r.id() == 0) {
         expect_error(ErrorKind::kInvalidArgument, "Leaking RRef",
                      [&] { rpc.shutdown({.graceful = false}); });
       }
-      r.store()->barrier(convoy::concat("leaks", ignore), 2, Deadline::after(30s));
+      meet("first");
+      // What the first one had is gone with it.
+      if (r.id() == 1) {
+        EXPECT_TRUE(soon([&] { return rpc.view().workers.size() == 1; }));
+        rpc.shutdown({.graceful = false});
+      }
+      meet("second");
     }
   });
 }
@@ -748,8 +759,11 @@ TEST(RRefTest, RestartedWorker) {
     const auto old = rpc.wait_for("worker", 30s);
     const auto value = rpc.remote<my_function>("worker", 1, 1, 1);
     EXPECT_EQ(value.to_here(), 3);
+    std::atomic<bool> lost{false};
+    rpc.on_lost(old, [&](const WorkerInfo&, const Error&) { lost = true; });
     r.mark("ready");
     r.wait_for("again");
+    EXPECT_TRUE(soon([&] { return lost.load(); }));
     EXPECT_EQ(rpc.rpc_sync<my_function>("worker", 1, 1, 2), 4);
     EXPECT_NE(rpc.worker_info("worker").rank, old.rank);
     expect_error(ErrorKind::kPeerLost, "worker", [&] { value.to_here(); });
@@ -768,6 +782,36 @@ TEST(RRefTest, RestartedWorker) {
   group.wait_mark("checked", 0);
   group.post("end");
   group.join();
+}
+
+struct RefNetImpl : torch::nn::Module {
+  explicit RefNetImpl(Session session)
+      : weight(register_parameter("weight", torch::ones({2}))), rpc(std::move(session)) {}
+  RRef<at::Tensor> forward(const RRef<at::Tensor>& x) { return rpc.rref(x.local_value() * weight); }
+  at::Tensor weight;
+  Session rpc;
+};
+TORCH_MODULE(RefNet);
+
+// _tree_flatten_with_rref: gradients of what comes back in a reference are averaged.
+TEST(RRefTest, InAModuleOfDistributedDataParallel) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    Session rpc({.rank = r.id(), .size = 2, .store = r.store()});
+    const auto world = new_group(
+        "convoy", {.timeout = 30s, .store = r.store(), .rank = r.id(), .size = 2, .name = "world"});
+    {
+      RefNet net(rpc);
+      DistributedDataParallel ddp(net, world);
+      for (int step = 0; step < 2; ++step) {
+        net->weight.mutable_grad() = at::Tensor();
+        const auto out = ddp.forward(rpc.rref(torch::full({2}, 1.0 + r.id())));
+        EXPECT_TRUE(out.is_owner());
+        out.local_value().sum().backward();
+        EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({2}, 1.5)));
+      }
+    }
+    rpc.shutdown();
+  });
 }
 
 // What a module of DistributedDataParallel's may return: _tree_flatten_with_rref.
