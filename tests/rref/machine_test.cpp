@@ -226,6 +226,8 @@ TEST(RRefMachine, AFailedCreationIsToldWithItsText) {
   net[1].when_value(third->id, told.value_callback());
   net.pump();
   EXPECT_EQ(told.text(), "no such luck");
+  net.drop(0, user);
+  net.drop(2, third);
 }
 
 // H1: a question that comes again when its reference is gone leaves nothing behind.
@@ -483,6 +485,7 @@ TEST(RRefMachine, H6NobodyWaitsForALostCreator) {
   EXPECT_EQ(told.times, 1);
   EXPECT_NE(told.text().find("its creator is lost"), std::string::npos) << told.text();
   EXPECT_EQ(net[1].owned(), 0u);
+  net.drop(0, user);
   net.drop(2, second);
 }
 
@@ -498,6 +501,7 @@ TEST(RRefMachine, H7NumbersOfAnotherIncarnationAreOthers) {
   }();
   net.settle();
   Entry* const third = net.passed(*first, 0, 2);
+  Machine& old = net[0];
   net.restart(0);
   for (const std::size_t other : {1u, 2u}) {
     net.tell_met(other, 0);
@@ -518,6 +522,7 @@ TEST(RRefMachine, H7NumbersOfAnotherIncarnationAreOthers) {
   net.deliver(stale);
   net.settle();
   EXPECT_EQ(net.alive, 1);
+  old.drop(*first);
   net.drop(2, third);
   net.settle();
   EXPECT_EQ(net.alive, 0);

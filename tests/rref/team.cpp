@@ -42,38 +42,25 @@ void refuse(Request& request, const Failure& failure) {
 
 }  // namespace
 
-Team::Team(std::size_t size, const std::function<void(agent::AgentOptions&)>& choose) {
-  std::vector<agent::Agent*> agents;
-  for (std::size_t worker = 0; worker < size; ++worker) {
-    agent::AgentOptions options{.name = concat("worker", worker),
-                                .rank = static_cast<WorkerId>(worker)};
-    options.call_timeout = std::chrono::seconds(60);
-    if (choose) choose(options);
-    auto& member = *members_.emplace_back(std::make_unique<Member>());
-    member.agent = std::make_unique<TestAgent>(
-        options, std::vector<agent::test::TestFunction>{
-                     {"create", [this](const RequestRef& request) { serve_create(request); }},
-                     {"keep", [this](const RequestRef& request) { serve_keep(request); }},
-                     {"fetch", [this](const RequestRef& request) { serve_fetch(request); }}});
-    member.refs = std::make_unique<Refs>(**member.agent);
-    agents.push_back(&**member.agent);
-  }
-  agent::test::admit(agents);
-  for (const auto& member : members_) {
-    for (std::size_t worker = 0; worker < size; ++worker) {
-      member->refs->met(static_cast<WorkerId>(worker));
-    }
-  }
+Worker::Worker(const agent::AgentOptions& options)
+    : agent_(std::make_unique<TestAgent>(
+          options,
+          std::vector<agent::test::TestFunction>{
+              {"create", [this](const RequestRef& request) { serve_create(request); }},
+              {"keep", [this](const RequestRef& request) { serve_keep(request); }},
+              {"fetch", [this](const RequestRef& request) { serve_fetch(request); }}})),
+      refs_(**agent_) {}
+
+Worker::~Worker() {
+  agent_->reset();
+  kept_.lock()->clear();
 }
 
-Team::~Team() {
-  for (const auto& member : members_) member->agent->reset();
-  for (const auto& member : members_) member->kept.lock()->clear();
+void Worker::met_all() {
+  for (const agent::Worker& other : agent().workers()) refs_.met(other.id);
 }
 
-Team::Member& Team::of(const Request& request) { return *members_[request.agent().self().id]; }
-
-Value Team::value(int number) {
+Value Worker::value(int number) {
   ++alive;
   return {std::shared_ptr<int>(new int(number),
                                [this](const int* value) {
@@ -83,16 +70,18 @@ Value Team::value(int number) {
           4};
 }
 
-void Team::serve_create(const RequestRef& request) {
-  Refs& refs = *of(*request).refs;
+// --- functions ---
+
+void Worker::serve_create(const RequestRef& request) {
   const auto fields = from_text<CreateFields>(request->body()).at(0);
   try {
-    const Ref ref = refs.begin(request->caller().id, fields.head);
+    const Ref ref = refs_.begin(request->caller().id, fields.head);
+    if (in_function) in_function();
     if (fields.number < 0) {
-      refs.set_failure(ref,
-                       {ErrorKind::kRemote, "there is no such value", "", "std::domain_error"});
+      refs_.set_failure(ref,
+                        {ErrorKind::kRemote, "there is no such value", "", "std::domain_error"});
     } else {
-      refs.set_value(ref, value(static_cast<int>(fields.number)));
+      refs_.set_value(ref, value(static_cast<int>(fields.number)));
     }
     reply_text(*request, "");
   } catch (const Error& error) {
@@ -100,80 +89,131 @@ void Team::serve_create(const RequestRef& request) {
   }
 }
 
-void Team::serve_keep(const RequestRef& request) {
-  Member& member = of(*request);
+void Worker::serve_keep(const RequestRef& request) {
   const auto refs = std::make_shared<std::vector<Ref>>();
   try {
     for (const Passed& each : from_text<Passed>(request->body())) {
-      refs->push_back(member.refs->take(request->caller().id, each));
+      refs->push_back(refs_.take(request->caller().id, each));
     }
   } catch (const Error& error) {
     request->fail(error.kind(), "", error.what());
     return;
   }
-  member.refs->when_settled(*refs, [&member, refs, request](const Failure* failure) {
+  if (in_function) in_function();
+  refs_.when_settled(*refs, [this, refs, request](const Failure* failure) {
     if (failure) return refuse(*request, *failure);
-    {
-      auto kept = member.kept.lock();
+    if (keeps.load()) {
+      auto kept = kept_.lock();
       for (Ref& ref : *refs) kept->push_back(std::move(ref));
     }
     reply_text(*request, "");
   });
 }
 
-void Team::serve_fetch(const RequestRef& request) {
+void Worker::serve_fetch(const RequestRef& request) {
   const auto id = from_text<RRefId>(request->body()).at(0);
-  of(*request).refs->when_value(id, [request](const Value* value, const Failure* failure) {
+  refs_.when_value(id, [request](const Value* value, const Failure* failure) {
     if (failure) return refuse(*request, *failure);
     reply_text(*request, std::to_string(*static_cast<const int*>(value->object.get())));
   });
 }
 
-Ref Team::create(std::size_t creator, std::size_t owner, int value,
-                 const agent::CallOptions& options) {
-  Refs& refs = (*this)[creator];
-  const auto creation = refs.create(static_cast<WorkerId>(owner));
+// --- calls ---
+
+Ref Worker::create(std::size_t owner, int value, const agent::CallOptions& options) {
+  const auto creation = refs_.create(static_cast<WorkerId>(owner));
   const CreateFields fields{creation.head, value};
   TextCall call;
-  agent::test::start(agent(creator), call, static_cast<WorkerId>(owner), "create",
+  agent::test::start(agent(), call, static_cast<WorkerId>(owner), "create",
                      as_text(std::span<const CreateFields>(&fields, 1)), options);
-  agent(creator).wait(call);
-  refs.creation_ended(creation.ref, call.failure ? &*call.failure : nullptr);
+  agent().wait(call);
+  refs_.creation_ended(creation.ref, call.failure ? &*call.failure : nullptr);
   return creation.ref;
 }
 
-void Team::give(std::size_t from, std::size_t to, const std::vector<Ref>& refs,
-                const agent::CallOptions& options) {
+void Worker::give(std::size_t to, const std::vector<Ref>& refs, const agent::CallOptions& options) {
   const auto receiver = static_cast<WorkerId>(to);
   std::vector<Passed> passed;
-  for (const Ref& ref : refs) passed.push_back((*this)[from].pass(ref, receiver));
   TextCall call;
   try {
-    agent::test::start(agent(from), call, receiver, "keep",
-                       as_text(std::span<const Passed>(passed)), options);
+    for (const Ref& ref : refs) passed.push_back(refs_.pass(ref, receiver));
+    agent::test::start(agent(), call, receiver, "keep", as_text(std::span<const Passed>(passed)),
+                       options);
   } catch (...) {
-    (*this)[from].passed(receiver, passed, Passage::kNotSent);
+    refs_.passed(receiver, passed, Passage::kNotSent);
     throw;
   }
-  agent(from).wait(call);
-  (*this)[from].passed(receiver, passed, call.failure ? Passage::kUnknown : Passage::kDelivered);
+  agent().wait(call);
+  refs_.passed(receiver, passed, call.failure ? Passage::kUnknown : Passage::kDelivered);
   static_cast<void>(call.result());
 }
 
-std::vector<Ref> Team::kept(std::size_t worker) {
-  return std::exchange(*members_[worker]->kept.lock(), {});
+std::vector<Ref> Worker::kept() { return std::exchange(*kept_.lock(), {}); }
+
+int Worker::fetch(const Ref& ref) {
+  return std::stoi(agent::test::sync(agent(), ref.id().owner, "fetch",
+                                     as_text(std::span<const RRefId>(&ref.id(), 1))));
 }
 
-int Team::fetch(std::size_t worker, const Ref& ref) {
-  return std::stoi(agent::test::sync(agent(worker), ref.id().owner, "fetch",
-                                     as_text(std::span<const RRefId>(&ref.id(), 1))));
+void Worker::act(std::vector<Ref>& held, Random& random, bool faulty) {
+  const std::size_t to = random.below(agent().workers().size());
+  try {
+    switch (random.below(5)) {
+      case 0: held.push_back(create(to, 1)); break;
+      case 1:
+        if (!held.empty()) give(to, {held[random.below(held.size())]});
+        break;
+      case 2:
+        for (Ref& ref : kept()) held.push_back(std::move(ref));
+        break;
+      case 3:
+        if (!held.empty()) {
+          const Ref& ref = held[random.below(held.size())];
+          if (!ref.is_owner()) {
+            EXPECT_EQ(fetch(ref), 1);
+          }
+        }
+        break;
+      default:
+        if (held.size() > 3) held.erase(held.begin(), held.begin() + 2);
+        break;
+    }
+  } catch (const Error& error) {
+    EXPECT_TRUE(faulty) << error.what();
+  }
+}
+
+bool Worker::is_empty() {
+  kept();
+  const DebugInfo info = refs_.debug_info();
+  return alive.load() == 0 && info.num_forks + info.num_owner_rrefs + info.num_pending_users == 0;
+}
+
+// --- Team ---
+
+Team::Team(std::size_t size, const std::function<void(agent::AgentOptions&)>& choose) {
+  std::vector<agent::Agent*> agents;
+  for (std::size_t worker = 0; worker < size; ++worker) {
+    agent::AgentOptions options{.name = concat("worker", worker),
+                                .rank = static_cast<WorkerId>(worker)};
+    options.call_timeout = std::chrono::seconds(60);
+    if (choose) choose(options);
+    workers_.push_back(std::make_unique<Worker>(options));
+    agents.push_back(&workers_.back()->agent());
+  }
+  agent::test::admit(agents);
+  for (const auto& worker : workers_) worker->met_all();
+}
+
+Team::~Team() {
+  for (const auto& worker : workers_) worker->end();
 }
 
 void Team::shutdown_all(std::chrono::seconds timeout) {
   std::vector<std::thread> threads;
-  for (std::size_t worker = 0; worker < size(); ++worker) {
-    threads.emplace_back([this, worker, timeout] {
-      EXPECT_NO_THROW(agent(worker).shutdown(Deadline::after(timeout)));
+  for (const auto& worker : workers_) {
+    threads.emplace_back([&worker = *worker, timeout] {
+      EXPECT_NO_THROW(worker.agent().shutdown(Deadline::after(timeout)));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -181,16 +221,13 @@ void Team::shutdown_all(std::chrono::seconds timeout) {
 
 bool Team::becomes_empty() {
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
-  for (std::size_t worker = 0; worker < size(); ++worker) {
-    for (;;) {
-      const DebugInfo info = (*this)[worker].debug_info();
-      if (info.num_forks + info.num_owner_rrefs + info.num_pending_users == 0) break;
-      if (deadline.expired()) return false;
-      std::this_thread::yield();
-    }
+  while (!deadline.expired()) {
+    bool empty = true;
+    for (const auto& worker : workers_) empty = worker->is_empty() && empty;
+    if (empty) return true;
+    std::this_thread::yield();
   }
-  while (alive.load() != 0 && !deadline.expired()) std::this_thread::yield();
-  return alive.load() == 0;
+  return false;
 }
 
 }  // namespace convoy::rref::test
