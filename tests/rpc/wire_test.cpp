@@ -13,6 +13,8 @@
 
 #include "agent/letters.h"
 #include "convoy/rpc_values.h"
+#include "rref/link.h"
+#include "rref/records.h"
 
 namespace convoy::rpc::test {
 namespace {
@@ -74,7 +76,28 @@ std::string value_bytes(const T&... values) {
   return bytes;
 }
 
+// A letter with the last two of nine records.
+std::string reference_letter(const rref::RRefId& id) {
+  using rref::Record;
+  using rref::RecordType;
+  rref::Link link(0x11, 0x21, {});
+  std::string letter;
+  const auto send = [&](std::string&& bytes) { letter = std::move(bytes); };
+  for (int i = 0; i < 7; ++i) {
+    link.put({.type = RecordType::kConfirm, .number = 1}, rref::Link::When::kNow, {});
+  }
+  link.collect({}, send);
+  rref::ReferenceLetter heard{.head = {.taken = 7, .first = 1, .count = 5}};
+  heard.records.resize(5);
+  EXPECT_EQ(link.hear(std::move(heard), {}).size(), 5u);
+  link.put({.type = RecordType::kRequest, .id = id, .number = 3}, rref::Link::When::kNow, {});
+  link.put({.type = RecordType::kClose, .number = 4}, rref::Link::When::kNow, {});
+  link.collect({}, send);
+  return letter;
+}
+
 std::map<std::string, std::string> sent() {
+  const rref::RRefId id{.owner = 2, .creator = 1, .incarnation = 0x11, .number = 7};
   agent::Hello hello;
   hello.worker = 2;
   hello.name = "worker2";
@@ -94,6 +117,9 @@ std::map<std::string, std::string> sent() {
                     {static_cast<std::uint32_t>(ErrorKind::kRemote), "std::runtime_error", "no"})},
       {"cancel", head_bytes(agent::CancelHead{.number = 17, .floor = 15})},
       {"gather", head_bytes(agent::GatherHead{.group = 0x0102030405060708, .number = 1})},
+      {"references", reference_letter(id)},
+      {"reference", head_bytes(rref::Passed{
+                        .id = id, .owner_incarnation = 0x21, .passage = 4 | rref::Passed::kReply})},
       {"values",
        value_bytes(true, std::int32_t{-2}, 1.5, std::string("hi"), std::vector<std::int16_t>{1, 2},
                    std::map<std::string, bool>{{"a", false}}, std::optional<std::uint8_t>(7),
@@ -121,6 +147,7 @@ TEST(WireTest, NumbersStay) {
   EXPECT_EQ(static_cast<int>(LetterType::kGather), 7);
   EXPECT_EQ(static_cast<int>(LetterType::kGatherAsk), 8);
   EXPECT_EQ(agent::kFirstOtherLetter, 64);
+  EXPECT_EQ(rref::kReferenceLetter, 64);
   EXPECT_EQ(static_cast<int>(ErrorKind::kInvalidArgument), 0);
   EXPECT_EQ(static_cast<int>(ErrorKind::kRemote), 5);
   EXPECT_EQ(static_cast<int>(ErrorKind::kCancelled), 7);
