@@ -152,6 +152,7 @@ void answer_fetch(const agent::RequestRef& request, const MessagePeer& peer, std
   }
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as handlers are
 void run_fetch(void*, agent::RequestRef request) noexcept {
   try {
     SessionImpl& session = session_of(*request);
