@@ -1,6 +1,7 @@
 #include "agent/membership.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "agent/letters.h"
 #include "base/concat.h"
@@ -13,6 +14,10 @@ namespace convoy::agent {
 namespace {
 
 constexpr transport::LetterKind kViewLetter = kFirstOtherLetter + 16;
+
+// How long somebody is waited for whose name another one wants.
+constexpr auto kPatience = std::chrono::seconds(2);
+constexpr auto kLookAgain = std::chrono::milliseconds(10);
 
 std::string event_key(std::uint64_t version) { return concat("event/", version); }
 
@@ -165,11 +170,20 @@ void Membership::begin() {
 // Under order_. Whoever had it and is dead is so for all from now on.
 void Membership::require_free_name(const std::string& name) {
   std::vector<Known> same;
-  for (const Known& known : state_.lock()->known) {
-    if (known.worker.name == name && !known.gone) same.push_back(known);
+  {
+    auto state = state_.lock();
+    for (const Known& known : state->known) {
+      if (known.worker.name == name && !known.gone) same.push_back(known);
+    }
   }
   for (const Known& known : same) {
-    if (agent_.answers(known.address)) {
+    // One that was killed a moment ago may not be dead yet.
+    const auto patience = Deadline::after(kPatience);
+    while (agent_.answers(known.address)) {
+      if (!patience.expired()) {
+        agent_.wait_aside(Deadline::after(kLookAgain), [] { return false; });
+        continue;
+      }
       fail(ErrorKind::kInvalidArgument, "the name ", in_quotes(name), " is not unique: worker ",
            known.worker.id, " has it, and is there");
     }
@@ -191,9 +205,12 @@ void Membership::join(const Place& place, const Deadline& deadline) {
     if (!append(event)) continue;
     std::vector<Member> members;
     std::vector<WorkerId> gone;
-    for (const Known& known : state_.lock()->known) {
-      if (known.gone) gone.push_back(known.worker.id);
-      members.push_back({known.worker.name, known.address});
+    {
+      auto state = state_.lock();
+      for (const Known& known : state->known) {
+        if (known.gone) gone.push_back(known.worker.id);
+        members.push_back({known.worker.name, known.address});
+      }
     }
     const auto self = static_cast<WorkerId>(members.size() - 1);
     agent_.enter(session, self, members);
