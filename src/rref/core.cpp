@@ -36,6 +36,7 @@ Machine& Core::Work::machine() {
   return *core_.machine_;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 Core::Work::~Work() {
   if (!core_.machine_) return;
   Machine& machine = *core_.machine_;
@@ -50,6 +51,7 @@ Core::Work::~Work() {
 }
 
 // Nothing of this throws: callbacks must not, and what cannot be sent now is sent again.
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Core::carry_out(Output&& output, const Use& use) noexcept {
   for (auto& call : output.calls) call();
   std::erase_if(output.values, [](const Value& value) { return !value.object; });
@@ -73,6 +75,7 @@ void Core::watch(WorkerId worker, Incarnation incarnation, const Use& use) {
 }
 
 // One thread at a time sends, so that letters leave in order; it does the work of others who come.
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Core::flush(const Use& use) noexcept {
   if (!use || flushes_.fetch_add(1) != 0) return;
   for (int asked = 1; asked != 0;) {
@@ -119,6 +122,7 @@ void Core::arm(Time when, const Use& use) noexcept {
   }
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Core::timer_ran(std::uint64_t number) noexcept {
   const Use use(*this);
   if (!use) return;
@@ -154,6 +158,7 @@ void Core::met(WorkerId worker) {
   if (agent_.is_lost(worker)) gone(who, "it is gone");
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Core::gone(const agent::Worker& worker, const std::string& why) noexcept {
   {
     const std::scoped_lock lock(mutex_);
@@ -209,6 +214,7 @@ void Core::finish() {
   });
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Core::closed() noexcept {
   {
     const std::scoped_lock lock(mutex_);

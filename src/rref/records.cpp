@@ -21,7 +21,7 @@ struct Shape {
 
 Shape shape_of(RecordType type) {
   switch (type) {
-    case RecordType::kRequest: return {.id = true};
+    case RecordType::kRequest:
     case RecordType::kDelete: return {.id = true};
     case RecordType::kAbandon: return {.id = true, .failure = true};
     case RecordType::kDead: return {.failure = true};

@@ -14,6 +14,7 @@ Ref::Ref(const Ref& other) noexcept : entry_(other.entry_) {
   if (entry_) entry_->handles.fetch_add(1, std::memory_order_relaxed);
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 Ref::~Ref() {
   if (!entry_) return;
   std::uint32_t handles = entry_->handles.load(std::memory_order_relaxed);
@@ -132,6 +133,7 @@ Passed Refs::pass(const Ref& ref, WorkerId to, std::optional<std::uint64_t> answ
   return core_->with([&](Machine& machine) { return machine.pass(*ref.entry_, to, answer_to); });
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Refs::passed(WorkerId to, std::span<const Passed> references, Passage how) noexcept {
   if (references.empty()) return;
   core_->with([&](Machine& machine) {
