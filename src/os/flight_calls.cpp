@@ -51,9 +51,11 @@ std::string who_is_missing(const Calls& calls, const Log& log, const Entry& entr
   for (const Log& other : calls.job()) {
     for (const auto& [id, group] : other.groups) {
       if (group.session != session->session) continue;
-      const bool came = std::any_of(other.calls.begin(), other.calls.end(), [&](const Entry& one) {
-        return one.group == id && one.peer < 0 && one.operation == entry.operation && !one.over();
-      });
+      const bool came =
+          std::any_of(other.calls.begin(), other.calls.end(), [&, number = id](const Entry& one) {
+            return one.group == number && one.peer < 0 && one.operation == entry.operation &&
+                   !one.over();
+          });
       if (!came) names += concat(names.empty() ? "" : ", ", group.name);
     }
   }

@@ -17,6 +17,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
@@ -122,8 +123,14 @@ struct ProbeCall final : agent::Call {
 const agent::FunctionKey kEcho = {"echo", "()", 1};
 const agent::FunctionKey kTrainStep = {"train_step", "()", 2};
 
-void answer(void*, agent::RequestRef request) noexcept { request->reply({}); }
-void never_answer(void*, agent::RequestRef) noexcept { wait_for_ever(); }
+void answer(void*, agent::RequestRef request) noexcept {
+  const auto kept = std::move(request);
+  kept->reply({});
+}
+void never_answer(void*, agent::RequestRef request) noexcept {
+  const auto kept = std::move(request);
+  wait_for_ever();
+}
 
 agent::Agent& workers() {
   static auto* const made = [] {
