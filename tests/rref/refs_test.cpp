@@ -185,7 +185,9 @@ TEST_P(RefsUnderFaults, NothingStays) {
   EXPECT_TRUE(team.becomes_empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RefsUnderFaults, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Seeds, RefsUnderFaults, testing::Values(0, 1, 2), [](const auto& test) {
+  return test.param == 0 ? std::string("NoFaults") : concat("Seed", test.param);
+});
 
 }  // namespace
 }  // namespace convoy::rref::test
