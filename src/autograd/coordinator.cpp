@@ -112,7 +112,8 @@ void Coordinator::spread(std::vector<Ports>&& ports) {
     }
     ports = own.empty() ? std::vector<Ports>() : pass_->expand_here(own);
   }
-  for (auto& [worker, list] : by_worker) {
+  for (auto& [asked, list] : by_worker) {
+    const WorkerId worker = asked;
     std::uint32_t batch = 0;
     {
       const std::scoped_lock lock(mutex_);

@@ -91,7 +91,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
  private:
   template <auto Function, class Then, class... Arguments>
-  struct Attempt;
+  class Attempt;
 
   const void* const address_;
   mutable std::mutex mutex_;
@@ -111,69 +111,77 @@ class Registry : public std::enable_shared_from_this<Registry> {
 };
 
 template <auto Function, class Then, class... Arguments>
-struct Registry::Attempt : std::enable_shared_from_this<Attempt<Function, Then, Arguments...>> {
+class Registry::Attempt
+    : public std::enable_shared_from_this<Attempt<Function, Then, Arguments...>> {
+ public:
   using Result = typename rpc::detail::RpcFunction<Function>::Result;
 
-  Attempt(std::shared_ptr<Registry> where, WorkerId to, const Deadline& until, Then after,
-          Arguments... values)
-      : registry(std::move(where)),
-        worker(to),
-        deadline(until),
-        then(std::move(after)),
-        arguments(std::move(values)...) {}
+  Attempt(std::shared_ptr<Registry> registry, WorkerId worker, const Deadline& deadline, Then then,
+          Arguments... arguments)
+      : registry_(std::move(registry)),
+        worker_(worker),
+        deadline_(deadline),
+        then_(std::move(then)),
+        arguments_(std::move(arguments)...) {}
 
   void go() {
     try {
       const rpc::detail::RecorderScope not_recorded(nullptr);
-      const rpc::Session session(registry->session());
+      const rpc::Session session(registry_->session());
       rpc::CallOptions options{.stays = true};
-      options.timeout = limit;
+      options.timeout = limit_;
       const auto left = time_left();
-      if (left && *left < limit) {
+      if (left && *left < limit_) {
         options.timeout = std::max(std::chrono::ceil<std::chrono::milliseconds>(*left),
                                    std::chrono::milliseconds(1));
       }
-      const auto target = session.to(worker, options);
+      const auto target = session.to(worker_, options);
       auto future = std::apply(
           [&](const auto&... each) { return target.template rpc_async<Function>(each...); },
-          arguments);
+          arguments_);
       static_cast<void>(future.then([self = this->shared_from_this()](
                                         const rpc::Future<Result>& ended) { self->ended(ended); }));
     } catch (...) {
       rpc::Promise<Result> failed;
       failed.set_error(std::current_exception());
-      then(failed.future());
+      then_(failed.future());
     }
   }
 
  private:
   std::optional<std::chrono::nanoseconds> time_left() const {
-    if (deadline.is_never()) return std::nullopt;
-    return deadline.when() - registry->session()->agent().now();
+    if (deadline_.is_never()) return std::nullopt;
+    return deadline_.when() - registry_->session()->agent().now();
   }
-  void ended(const rpc::Future<Result>& future) {
-    bool again = false;
+  // Whether it is tried again.
+  bool tries_again(const std::exception_ptr& error) const noexcept {
     try {
-      if (future.error()) std::rethrow_exception(future.error());
-    } catch (const Error& error) {
+      if (error) std::rethrow_exception(error);
+    } catch (const Error& thrown) {
+      if (thrown.kind() != ErrorKind::kTimeout) return false;
       try {
         const auto left = time_left();
-        again = error.kind() == ErrorKind::kTimeout && (!left || left->count() > 0);
+        return !left || left->count() > 0;
       } catch (const Error&) {  // the session ends
+        return false;
       }
     } catch (...) {
+      return false;
     }
-    if (!again) return then(future);
-    limit = std::min(2 * limit, std::chrono::milliseconds(30'000));
+    return false;
+  }
+  void ended(const rpc::Future<Result>& future) {
+    if (!tries_again(future.error())) return then_(future);
+    limit_ = std::min(2 * limit_, std::chrono::milliseconds(30'000));
     go();
   }
 
-  const std::shared_ptr<Registry> registry;
-  const WorkerId worker;
-  const Deadline deadline;
-  Then then;
-  const std::tuple<Arguments...> arguments;
-  std::chrono::milliseconds limit{1000};
+  const std::shared_ptr<Registry> registry_;
+  const WorkerId worker_;
+  const Deadline deadline_;
+  Then then_;
+  const std::tuple<Arguments...> arguments_;
+  std::chrono::milliseconds limit_{1000};
 };
 
 template <auto Function, class Then, class... Arguments>
