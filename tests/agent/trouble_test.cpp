@@ -183,7 +183,7 @@ TEST(AgentTroubleTest, ValuesOfAnAllGatherThatGotLostAreAskedFor) {
         const WorkerId who[] = {0, 1, 2};
         for (int round = 0; round < kRounds; ++round) {
           const auto values = agent->all_gather(concat(agent->self().id, " ", round), who,
-                                                Deadline::at(agent->now() + 100s));
+                                                Deadline::at(agent->now() + 1000s));
           EXPECT_THAT(values,
                       ElementsAre(concat("0 ", round), concat("1 ", round), concat("2 ", round)));
           ++ended;
