@@ -18,6 +18,7 @@
 #include "base/concat.h"
 #include "base/log.h"
 #include "convoy/rpc.h"
+#include "convoy/rref.h"
 #include "convoy/share.h"
 #include "convoy/spawn.h"
 #include "support/capture.h"
@@ -1104,11 +1105,13 @@ TEST(RpcTest, EventsHavePyTorchsNames) {
         }).scopes({at::RecordScope::USER_SCOPE}));
     session.rpc_sync<light>(1);
     session.rpc_async<light>(1).wait();
+    static_cast<void>(session.remote<light>(1));
     at::removeCallback(handle);
   });
   EXPECT_EQ(names,
             (std::vector<std::string>{"rpc_sync#convoy::rpc::test::light(worker0 -> worker1)",
-                                      "rpc_async#convoy::rpc::test::light(worker0 -> worker1)"}));
+                                      "rpc_async#convoy::rpc::test::light(worker0 -> worker1)",
+                                      "rpc_remote#convoy::rpc::test::light(worker0 -> worker1)"}));
 }
 
 }  // namespace
