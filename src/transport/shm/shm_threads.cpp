@@ -31,7 +31,7 @@ constexpr unsigned kWaitsUntilLingering = 16;
 // none of them is idle, and both have run just now. Whoever sleeps is woken on a core that is idle.
 // So when yields take long, since somebody runs here meanwhile, the next wait is a sleep.
 constexpr auto kLongYield = std::chrono::microseconds(2);
-constexpr int kMostLongYields = 2;
+constexpr int kMostLongYields = 16;
 thread_local int long_yields = 0;  // in a row
 
 void relax(int spin) noexcept {
