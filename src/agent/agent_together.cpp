@@ -275,8 +275,8 @@ bool Agent::settle(const Deadline& deadline) {
     const bool idle = wait_aside(deadline, [&] { return closed_.load() || is_idle(); });
     awaits_idle_.fetch_sub(1);
     if (!idle) {
-      fail(ErrorKind::kTimeout, "shutdown of ", options_.name, ": timed out; under way: ",
-           describe_under_way());
+      fail(ErrorKind::kTimeout, "shutdown of ", options_.name,
+           ": timed out; under way: ", describe_under_way());
     }
     if (closed_.load()) return false;
     if (grows_) return true;  // the others go on

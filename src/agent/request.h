@@ -33,7 +33,7 @@ class Request final : private Task {
   std::uint32_t function() const;  // FunctionId
   std::string_view function_name() const;
   std::uint64_t number() const { return number_; }  // of the caller's calls to this worker
-  std::uint32_t flags() const { return flags_; }  // CallFlags
+  std::uint32_t flags() const { return flags_; }    // CallFlags
   // The caller's, by the clock of this host.
   const Deadline& deadline() const { return deadline_; }
   // The caller has given up, or is gone: nobody waits for the answer.

@@ -286,9 +286,10 @@ OpenStore open_by_environment(const GivenRank& given, const Deadline& deadline) 
       return open_tcp(*read_master(variables), rank, self.agent_store, deadline);
     case MeetingPlace::kJobSocket: break;
   }
-  fail(ErrorKind::kUnsupported, "rendezvous: ", self.launcher,
-       " has no store that is there before all ranks are; name one: method \"file:///path\", or set "
-       "MASTER_ADDR and MASTER_PORT");
+  fail(
+      ErrorKind::kUnsupported, "rendezvous: ", self.launcher,
+      " has no store that is there before all ranks are; name one: method \"file:///path\", or set "
+      "MASTER_ADDR and MASTER_PORT");
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ using convoy::test::Holding;
 using convoy::test::HoldingKind;
 using convoy::test::LeakOracle;
 
-// The Fabric and the flight record live as long as the process; what the Fabric holds for peers goes when its thread comes by.
+// The Fabric and the flight record live as long as the process; what the Fabric holds for peers
+// goes when its thread comes by.
 [[maybe_unused]] const bool kAgentsRegistered = [] {
   LeakOracle::warm_up([] {
     shm::Fabric::instance();
