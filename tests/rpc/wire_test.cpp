@@ -87,7 +87,7 @@ std::string reference_letter(const rref::RRefId& id) {
     link.put({.type = RecordType::kConfirm, .number = 1}, rref::Link::When::kNow, {});
   }
   link.collect({}, send);
-  rref::ReferenceLetter heard{.head = {.taken = 7, .first = 1, .count = 5}};
+  rref::ReferenceLetter heard{.head = {.taken = 7, .first = 1, .count = 5}, .records = {}};
   heard.records.resize(5);
   EXPECT_EQ(link.hear(std::move(heard), {}).size(), 5u);
   link.put({.type = RecordType::kRequest, .id = id, .number = 3}, rref::Link::When::kNow, {});
