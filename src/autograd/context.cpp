@@ -27,10 +27,7 @@ bool ContextState::sends(std::uint32_t worker, const std::vector<at::Tensor>& te
   if (released()) return false;
   trailer.context = id_;
   trailer.tensors = static_cast<std::uint32_t>(tensors.size());
-  if (tensors.empty()) {
-    know(worker);
-    return true;
-  }
+  if (tensors.empty()) return know(worker);
   RECORD_FUNCTION("convoy::autograd::send", {});
   auto sent = std::make_shared<SentMessage>();
   sent->message = trailer.message = registry_->next_message();
@@ -94,14 +91,11 @@ std::vector<std::shared_ptr<const SentMessage>> ContextState::all_sent() const {
   return all;
 }
 
-std::vector<WorkerId> ContextState::known() const {
+bool ContextState::know(WorkerId worker) {
   const std::scoped_lock lock(mutex_);
-  return {known_.begin(), known_.end()};
-}
-
-void ContextState::know(WorkerId worker) {
-  const std::scoped_lock lock(mutex_);
+  if (released()) return false;
   known_.insert(worker);
+  return true;
 }
 
 bool ContextState::was_introduced_by(WorkerId worker) const {
@@ -113,6 +107,7 @@ bool ContextState::was_introduced_by(WorkerId worker) const {
 void ContextState::add(std::vector<std::pair<at::Tensor, at::Tensor>>&& gradients) {
   const at::NoGradGuard no_gradients;
   const std::scoped_lock lock(mutex_);
+  if (released()) return;
   for (auto& [leaf, gradient] : gradients) {
     Gradient& sum = gradients_[leaf.unsafeGetTensorImpl()];
     sum.leaf = leaf;
@@ -135,7 +130,7 @@ std::vector<Gradients::Item> ContextState::gradients() const {
   return items;
 }
 
-void ContextState::release() {
+std::vector<WorkerId> ContextState::release() {
   // What it held goes without the lock.
   std::unordered_map<std::uint64_t, std::shared_ptr<const SentMessage>> sent;
   std::unordered_map<const c10::TensorImpl*, Gradient> gradients;
@@ -144,6 +139,7 @@ void ContextState::release() {
   sent.swap(sent_);
   gradients.swap(gradients_);
   came_.clear();
+  return {known_.begin(), known_.end()};
 }
 
 ContextReport ContextState::report() const {

@@ -47,15 +47,15 @@ class ContextState final : public rpc::detail::Recorder,
   // nullptr: there is none of this number.
   std::shared_ptr<const SentMessage> sent(std::uint64_t message) const;
   std::vector<std::shared_ptr<const SentMessage>> all_sent() const;
-  std::vector<WorkerId> known() const;
-  void know(WorkerId worker);
+  // False: it is released.
+  bool know(WorkerId worker);
   bool was_introduced_by(WorkerId worker) const;
 
   // Adds what a pass has computed.
   void add(std::vector<std::pair<at::Tensor, at::Tensor>>&& gradients);
   std::vector<Gradients::Item> gradients() const;
-  // From now on nothing is recorded; what it holds is let go of.
-  void release();
+  // From now on nothing is recorded; what it holds is let go of. Whom it was sent to.
+  std::vector<WorkerId> release();
   ContextReport report() const;
 
  private:

@@ -35,12 +35,16 @@ Coordinator::Coordinator(std::shared_ptr<ContextState> context, const BackwardOp
 
 template <class Ready>
 void Coordinator::wait(Ready ready) {
-  const bool in_time = registry_.session()->agent().wait(pass_->deadline(), [&] {
+  const auto session = registry_.session();
+  const bool in_time = session->agent().wait(pass_->deadline(), [&] {
     const std::scoped_lock lock(mutex_);
-    return error_.has_value() || ready();
+    return error_.has_value() || session->agent().is_shut_down() || ready();
   });
   check();
-  if (!in_time) {
+  if (session->agent().is_shut_down()) {
+    failed({static_cast<std::int32_t>(ErrorKind::kCancelled), registry_.self(), "",
+            "the session was shut down"});
+  } else if (!in_time) {
     failed({static_cast<std::int32_t>(ErrorKind::kTimeout), registry_.self(), "",
             concat("it has not ended within ", format_duration(timeout_), who_is_missing())});
   }
@@ -59,6 +63,13 @@ void Coordinator::check() {
 
 void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
                       std::vector<at::Tensor> gradients) {
+  // However it ends: older numbers are said to be over by the oldest that is not.
+  struct End {
+    Registry& registry;
+    const PassId& id;
+    ~End() { registry.end_pass(id); }
+  };
+  const End end{registry_, id_};
   registry_.add(pass_);
   registry_.add(shared_from_this());
   try {
@@ -74,13 +85,12 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
   } catch (...) {
     if (!has_failed()) failed(pass_->describe(std::current_exception(), pass_->last_node()));
   }
-  if (has_failed()) {
-    const PassError error = [this] {
-      const std::scoped_lock lock(mutex_);
-      return *error_;
-    }();
-    throw_failure(error);
-  }
+  const std::optional<PassError> error = [this] {
+    const std::scoped_lock lock(mutex_);
+    decided_ = !error_;
+    return error_;
+  }();
+  if (error) throw_failure(*error);
   commit();
 }
 
@@ -136,7 +146,7 @@ void Coordinator::spread(std::vector<Ports>&& ports) {
             const auto& found = answer.result();
             self->reached_.insert(self->reached_.end(), found.begin(), found.end());
           }
-          self->registry_.session()->agent().wake();
+          self->registry_.wake();
         },
         pass_->head(), batch, std::move(list));
   }
@@ -159,14 +169,20 @@ void Coordinator::done(WorkerId worker, const std::vector<WorkerId>& engaged) {
     }
   }
   if (error) return failed(*error);
-  registry_.session()->agent().wake();
+  registry_.wake();
 }
 
 void Coordinator::failed(const PassError& error) {
+  const bool shut_down = registry_.is_shut_down();
   {
     const std::scoped_lock lock(mutex_);
-    if (error_) return;
+    if (error_ || decided_) return;
     error_ = error;
+    // Calls may end before we hear why.
+    if (shut_down) {
+      error_ = PassError{static_cast<std::int32_t>(ErrorKind::kCancelled), id_.root, "",
+                         "the session was shut down"};
+    }
   }
   // The engine stops here, too.
   pass_->abort(error.text);
@@ -179,6 +195,14 @@ void Coordinator::lost(WorkerId worker, const std::string& why) {
     if (!participants_.contains(worker) || done_.contains(worker)) return;
   }
   failed({static_cast<std::int32_t>(ErrorKind::kPeerLost), worker, "", why});
+}
+
+void Coordinator::participant_lost(WorkerId worker, const std::string& why) {
+  {
+    const std::scoped_lock lock(mutex_);
+    participants_.insert(worker);
+  }
+  lost(worker, why);
 }
 
 void Coordinator::wait_for_all() {
@@ -267,7 +291,7 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
                   if (!reply.waits_for.empty()) answers->waiting[worker] = reply.waits_for;
                 }
               }
-              registry->session()->agent().wake();
+              registry->wake();
             },
             pass_->head(), why);
       }

@@ -25,9 +25,11 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
 
   const PassId& id() const { return id_; }
   void done(WorkerId worker, const std::vector<WorkerId>& engaged);
-  // The first one counts.
+  // The first one counts; none after the decision.
   void failed(const PassError& error);
   void lost(WorkerId worker, const std::string& why);
+  // Of one that gradients went to.
+  void participant_lost(WorkerId worker, const std::string& why);
 
  private:
   void discover();
@@ -59,6 +61,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::size_t open_ = 0;        // questions
   std::vector<Ports> reached_;  // by answers
   std::optional<PassError> error_;
+  bool decided_ = false;  // it went well
 };
 
 }  // namespace convoy::autograd::detail

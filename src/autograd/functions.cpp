@@ -27,7 +27,7 @@ rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t mes
     return Pass::nothing_for_root();
   }
   const bool from_root = agent::Request::current()->caller().id == head.pass.root;
-  auto answer = from_root ? pass->answer_for_root(message) : Pass::nothing_for_root();
+  auto answer = from_root ? pass->answer_for_root(message, gradients) : Pass::nothing_for_root();
   pass->deliver(message, gradients);
   return answer;
 }
@@ -42,6 +42,11 @@ void pass_failed(const PassId& pass, const PassError& error) {
   if (const auto root = Registry::here().coordinator(pass)) root->failed(error);
 }
 CONVOY_RPC(pass_failed);
+
+void participant_lost(const PassId& pass, WorkerId worker, const std::string& why) {
+  if (const auto root = Registry::here().coordinator(pass)) root->participant_lost(worker, why);
+}
+CONVOY_RPC(participant_lost);
 
 void commit(const PassHead& head) {
   Registry& registry = Registry::here();
@@ -67,8 +72,7 @@ CONVOY_RPC(release_context);
 
 bool context_lives(ContextId context, WorkerId who) {
   const auto found = Registry::here().find(context);
-  if (found) found->know(who);
-  return found != nullptr;
+  return found && found->know(who);
 }
 CONVOY_RPC(context_lives);
 

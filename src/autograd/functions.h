@@ -22,6 +22,8 @@ rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t mes
 // To the root: all that was to be run there has run; gradients went to these workers.
 void pass_done(const PassId& pass, WorkerId worker, const std::vector<WorkerId>& engaged);
 void pass_failed(const PassId& pass, const PassError& error);
+// Somebody to whom gradients went is gone.
+void participant_lost(const PassId& pass, WorkerId worker, const std::string& why);
 // By the root: what was computed counts, or does not.
 void commit(const PassHead& head);
 AbortReply abort_pass(const PassHead& head, const std::string& why);

@@ -26,6 +26,9 @@ using Capture = ag::GraphTask::ExecInfo::Capture;
 constexpr std::size_t kMostHeldBack = 16384;  // bytes
 constexpr std::chrono::microseconds kMostHeldTime(50);
 
+// Calls of the root with more than this are answered at once: they do not stay open.
+constexpr std::size_t kMostOpen = std::size_t{1} << 20;  // bytes
+
 // How long whoever wants gradients waits at least for the root of a pass that is over here.
 constexpr std::chrono::seconds kLeastDecisionTime(10);
 
@@ -35,6 +38,12 @@ Deadline deadline_after(const Registry& registry, std::uint64_t remaining) {
   const auto most = static_cast<std::uint64_t>(INT64_MAX);
   return Deadline::after(std::chrono::nanoseconds(std::min(remaining, most)),
                          registry.session()->agent().now());
+}
+
+std::size_t bytes_of(const std::vector<at::Tensor>& gradients) {
+  std::size_t bytes = 0;
+  for (const at::Tensor& gradient : gradients) bytes += gradient.defined() ? gradient.nbytes() : 0;
+  return bytes;
 }
 
 // What happens to a gradient that has arrived at a leaf.
@@ -179,24 +188,33 @@ void Pass::deliver(std::uint64_t message, const std::vector<at::Tensor>& gradien
     starts = state_ == State::kDiscovery;
     if (starts) state_ = State::kRunning;
   }
-  const auto session = registry_.session();
-  if (starts) {
-    session->agent().post([self = shared_from_this()] { self->run_for_root(); });
-  } else {
-    session->agent().wake();
+  if (!starts) return registry_.wake();
+  try {
+    registry_.session()->agent().post([self = shared_from_this()] { self->run_for_root(); });
+  } catch (const std::exception& error) {
+    // Whoever sent the gradient hears of it, and tells the root.
+    abort(concat("it could not be run: ", error.what()));
+    answer_all();
+    throw;
   }
 }
 
 Pass::Arrived Pass::next_gradient() {
   const auto session = registry_.session();
-  const auto ready = [this] {
+  const auto ready = [&] {
     const std::scoped_lock lock(mutex_);
-    return !arrived_.empty() || aborted();
+    return !arrived_.empty() || aborted() || session->agent().is_shut_down();
   };
-  if (!for_root_.empty() && !ready()) flush(false);
+  if (!ready()) {
+    if (!for_root_.empty()) flush(false);
+    answer_most();
+  }
   const bool in_time = session->agent().wait(deadline_, ready);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
+  if (session->agent().is_shut_down()) {
+    fail(ErrorKind::kCancelled, "autograd: the session was shut down");
+  }
   if (!in_time) {
     fail(ErrorKind::kTimeout,
          "the backward pass has not ended by its deadline: ", registry_.name_of(registry_.self()),
@@ -216,8 +234,7 @@ void Pass::send_back(const RecvNode& recv, ag::variable_list&& gradients) {
     engaged_.insert(to);
   }
   if (to != id_.root) return send(to, recv.message(), gradients);
-  std::size_t bytes = 0;
-  for (const at::Tensor& gradient : gradients) bytes += gradient.defined() ? gradient.nbytes() : 0;
+  const std::size_t bytes = bytes_of(gradients);
   if (for_root_.empty()) for_root_since_ = std::chrono::steady_clock::now();
   for_root_.push_back({recv.message(), std::move(gradients)});
   if (bytes > kMostHeldBack) flush(false);
@@ -234,10 +251,17 @@ void Pass::send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor
         error.worker = to;
         error.text =
             concat("no gradient could be sent to ", self->registry_.name_of(to), ": ", error.text);
-        self->registry_.ask<pass_failed>(
-            self->id_.root, self->deadline_, [](const rpc::Future<void>&) {}, self->id_, error);
+        self->tell_root(error);
       },
       head(), message, gradients);
+}
+
+void Pass::tell_root(const PassError& error) {
+  if (id_.root != registry_.self()) {
+    registry_.ask<pass_failed>(id_.root, deadline_, [](const rpc::Future<void>&) {}, id_, error);
+  } else if (const auto root = registry_.coordinator(id_)) {
+    root->failed(error);
+  }
 }
 
 // At the root.
@@ -259,16 +283,19 @@ rpc::Future<GradientReply> Pass::nothing_for_root() {
   return nothing.future();
 }
 
-rpc::Future<GradientReply> Pass::answer_for_root(std::uint64_t message) {
+rpc::Future<GradientReply> Pass::answer_for_root(std::uint64_t message,
+                                                 const std::vector<at::Tensor>& gradients) {
+  const bool at_once = bytes_of(gradients) > kMostOpen;
   const std::scoped_lock lock(mutex_);
   RootCall& call = root_calls_[message];
-  if (answered_all_ && !call.answer) call.answer.emplace();
+  if ((answered_all_ || at_once) && !call.answer) call.answer.emplace();
   rpc::Promise<GradientReply> promise;
   auto future = promise.future();
   if (call.answer) {
     promise.set_value(*call.answer);
   } else {
     call.waiting.push_back(std::move(promise));
+    open_calls_.insert(message);
   }
   return future;
 }
@@ -279,11 +306,11 @@ void Pass::flush(bool done) {
   {
     const std::scoped_lock lock(mutex_);
     if (done) reply.engaged.assign(engaged_.begin(), engaged_.end());
-    for (auto& [message, call] : root_calls_) {
-      if (call.waiting.empty()) continue;
+    if (!open_calls_.empty()) {
+      RootCall& call = root_calls_.at(*open_calls_.begin());
+      open_calls_.erase(open_calls_.begin());
       call.answer = reply;
       waiting.swap(call.waiting);
-      break;
     }
   }
   if (!waiting.empty()) {
@@ -297,11 +324,27 @@ void Pass::flush(bool done) {
       id_.root, deadline_, [](const rpc::Future<void>&) {}, id_, registry_.self(), reply.engaged);
 }
 
+void Pass::answer_most() {
+  std::vector<rpc::Promise<GradientReply>> waiting;
+  {
+    const std::scoped_lock lock(mutex_);
+    while (open_calls_.size() > 1) {
+      RootCall& call = root_calls_.at(*open_calls_.begin());
+      open_calls_.erase(open_calls_.begin());
+      call.answer.emplace();
+      for (auto& promise : call.waiting) waiting.push_back(std::move(promise));
+      call.waiting.clear();
+    }
+  }
+  for (auto& promise : waiting) promise.set_value();
+}
+
 void Pass::answer_all() {
   std::vector<rpc::Promise<GradientReply>> waiting;
   {
     const std::scoped_lock lock(mutex_);
     answered_all_ = true;
+    open_calls_.clear();
     for (auto& [message, call] : root_calls_) {
       for (auto& promise : call.waiting) waiting.push_back(std::move(promise));
       call.waiting.clear();
@@ -389,9 +432,7 @@ void Pass::run_for_root() noexcept {
       flush(true);
     } catch (...) {
       if (!aborted()) {
-        registry_.ask<pass_failed>(
-            id_.root, deadline_, [](const rpc::Future<void>&) {}, id_,
-            describe(std::current_exception(), node_));
+        tell_root(describe(std::current_exception(), node_));
       }
     }
     answer_all();
@@ -412,7 +453,7 @@ void Pass::commit() {
     context_->add(std::exchange(gradients_, {}));
     state_ = State::kCommitted;
   }
-  registry_.session()->agent().wake();
+  registry_.wake();
 }
 
 void Pass::wait_for_decision() const {
@@ -422,7 +463,10 @@ void Pass::wait_for_decision() const {
     return state_ != State::kDone || aborted();
   };
   const auto least = Deadline::after(kLeastDecisionTime, session->agent().now());
-  if (session->agent().wait(std::max(deadline_, least), decided)) return;
+  const bool in_time = session->agent().wait(
+      std::max(deadline_, least), [&] { return decided() || session->agent().is_shut_down(); });
+  if (decided()) return;
+  if (in_time) fail(ErrorKind::kCancelled, "autograd: the session was shut down");
   fail(ErrorKind::kTimeout, "autograd: ", registry_.name_of(id_.root),
        " has not said whether backward pass ", id_.number, " went well");
 }
@@ -437,13 +481,18 @@ AbortReply Pass::abort(const std::string& why) {
     why_ = why;
     aborted_.store(true);
   }
-  registry_.session()->agent().wake();
+  registry_.wake();
   return reply;
 }
 
 std::vector<WorkerId> Pass::engaged() const {
   const std::scoped_lock lock(mutex_);
   return {engaged_.begin(), engaged_.end()};
+}
+
+bool Pass::has_engaged(WorkerId worker) const {
+  const std::scoped_lock lock(mutex_);
+  return engaged_.contains(worker);
 }
 
 std::string Pass::waits_for() const {

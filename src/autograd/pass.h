@@ -64,7 +64,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void deliver(std::uint64_t message, const std::vector<at::Tensor>& gradients);
   // At a worker that is not the root: what goes there goes as an answer to one of its calls, if
   // that can be. The same one, if the call comes again.
-  rpc::Future<GradientReply> answer_for_root(std::uint64_t message);
+  rpc::Future<GradientReply> answer_for_root(std::uint64_t message,
+                                             const std::vector<at::Tensor>& gradients);
   static rpc::Future<GradientReply> nothing_for_root();
 
   // --- the end ---
@@ -77,6 +78,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   AbortReply abort(const std::string& why);
   bool aborted() const { return aborted_.load(); }
   std::vector<WorkerId> engaged() const;
+  bool has_engaged(WorkerId worker) const;
   PassReport report() const;
   // Which gradients have not come: "the gradient of its reply of f to worker0 (message 3)".
   std::string waits_for() const;
@@ -103,9 +105,12 @@ class Pass : public std::enable_shared_from_this<Pass> {
 
   std::vector<Ports> expand_locked(const std::vector<Ports>& ports);
   void send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& gradients);
+  void tell_root(const PassError& error);
   void took_answer(const GradientReply& reply, WorkerId from);
   // What the root is to have. Of an end: all calls of the root are answered.
   void flush(bool done);
+  // All calls of the root but one, with nothing: it can have only so many that are not answered.
+  void answer_most();
   void answer_all();
   void run_for_root() noexcept;
   std::string waits_for_locked() const;
@@ -133,6 +138,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
     std::optional<GradientReply> answer;
   };
   std::map<std::uint64_t, RootCall> root_calls_;  // by message
+  std::set<std::uint64_t> open_calls_;            // those of them that wait
   bool answered_all_ = false;
 
   // Of the thread of run(), and of commit() after it.

@@ -17,15 +17,33 @@ constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kCreatorShift) - 1;
 // How long a worker that does not answer is told that a context is over.
 constexpr auto kMostReleaseTime = 60s;
 
+// Tells the contexts and passes of a session what happens to its agent.
+class Ears final : public agent::Companion {
+ public:
+  explicit Ears(const std::shared_ptr<Registry>& registry) : registry_(registry) {}
+
+  void gone(const agent::Worker& worker, const std::string& why) noexcept override {
+    if (const auto registry = registry_.lock()) registry->lost(worker.id, why);
+  }
+  // All that passes wait for is calls.
+  bool idle() override { return true; }
+  std::uint64_t activity() override { return 0; }
+  std::vector<std::string> under_way() override { return {}; }
+  void finish() override {}
+  void closed() noexcept override {
+    if (const auto registry = registry_.lock()) registry->shut_down();
+  }
+
+ private:
+  const std::weak_ptr<Registry> registry_;
+};
+
 // What the session owns.
 class Holder final : public rpc::detail::Recordings {
  public:
   explicit Holder(rpc::detail::SessionImpl& session)
       : registry_(std::make_shared<Registry>(session)) {
-    session.agent().on_lost(
-        [registry = std::weak_ptr(registry_)](const agent::Worker& worker, const Error& error) {
-          if (const auto here = registry.lock()) here->lost(worker.id, error.what());
-        });
+    session.agent().accompany(std::make_shared<Ears>(registry_));
   }
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
@@ -74,11 +92,50 @@ void Registry::close() {
   for (const auto& [id, context] : contexts) context->release();
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): without memory nothing goes on
+void Registry::shut_down() noexcept {
+  constexpr const char* kWhy = "the session was shut down";
+  std::vector<std::shared_ptr<Coordinator>> roots;
+  std::vector<std::shared_ptr<Pass>> others;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [id, coordinator] : coordinators_) {
+      if (auto root = coordinator.lock()) roots.push_back(std::move(root));
+    }
+    for (const auto& [id, pass] : passes_) {
+      if (!coordinators_.contains(id)) others.push_back(pass);
+    }
+  }
+  for (const auto& root : roots) {
+    root->failed({static_cast<std::int32_t>(ErrorKind::kCancelled), root->id().root, "", kWhy});
+  }
+  for (const auto& pass : others) {
+    pass->abort(kWhy);
+    end_pass(pass->id());
+  }
+}
+
 std::shared_ptr<rpc::detail::SessionImpl> Registry::session() const {
   const std::scoped_lock lock(mutex_);
   auto session = session_ ? session_->weak_from_this().lock() : nullptr;
   if (!session) fail(ErrorKind::kCancelled, "autograd: the session has ended");
   return session;
+}
+
+bool Registry::is_shut_down() const noexcept {
+  try {
+    return session()->agent().is_shut_down();
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+void Registry::wake() const noexcept {
+  try {
+    session()->agent().wake();
+  } catch (const Error&) {
+    // Nobody waits.
+  }
 }
 
 Registry& Registry::of(const rpc::Session& session) { return registry_of(*session.impl()); }
@@ -188,8 +245,7 @@ void Registry::release(ContextId id, std::uint64_t floor, std::optional<WorkerId
     }
   }
   for (const auto& context : gone) {
-    const auto known = context->known();
-    context->release();
+    const auto known = context->release();
     const auto deadline = Deadline::after(kMostReleaseTime, session()->agent().now());
     for (const WorkerId worker : known) {
       if (worker == here || worker == creator || worker == from) continue;
@@ -215,10 +271,9 @@ PassHead Registry::new_pass(ContextState& context, bool fast, bool retain) {
   head.remaining = kNoLimit;
   const std::scoped_lock lock(mutex_);
   head.pass.number = ++last_pass_;
-  head.floor = head.pass.number;
-  for (const auto& [id, coordinator] : coordinators_) {
-    if (!coordinator.expired()) head.floor = std::min(head.floor, id.number);
-  }
+  live_passes_.insert(head.pass.number);
+  head.floor = *live_passes_.begin();
+  ended_[head.pass.root].raise(head.floor);
   return head;
 }
 
@@ -267,10 +322,12 @@ std::shared_ptr<Pass> Registry::find_or_make_pass(const PassHead& head) {
 }
 
 std::shared_ptr<Pass> Registry::end_pass(const PassId& id) {
+  const std::uint64_t here = self_.load(std::memory_order_relaxed);  // known: there is a pass
   std::shared_ptr<Pass> pass;
   const std::scoped_lock lock(mutex_);
   EndedNumbers& ended = ended_[id.root];
   if (!ended.contains(id.number)) ended.numbers.insert(id.number);
+  if (id.root == here) live_passes_.erase(id.number);
   coordinators_.erase(id);
   const auto found = passes_.find(id);
   if (found == passes_.end()) return nullptr;
@@ -294,9 +351,10 @@ std::vector<std::shared_ptr<Pass>> Registry::passes_of(ContextId id) const {
 }
 
 // On the thread that serves.
-void Registry::lost(WorkerId worker, const std::string& why) {
+void Registry::lost(WorkerId worker, const std::string& why) noexcept {
   std::vector<std::shared_ptr<Coordinator>> roots;
   std::vector<std::shared_ptr<Pass>> orphans;
+  std::vector<std::shared_ptr<Pass>> others;
   std::vector<ContextId> without_creator;
   std::vector<std::shared_ptr<ContextState>> to_ask;
   std::uint64_t highest = 0;
@@ -308,7 +366,7 @@ void Registry::lost(WorkerId worker, const std::string& why) {
         if (auto root = coordinator.lock()) roots.push_back(std::move(root));
       }
       for (const auto& [id, pass] : passes_) {
-        if (id.root == worker) orphans.push_back(pass);
+        (id.root == worker ? orphans : others).push_back(pass);
       }
       for (const auto& [id, context] : contexts_) {
         if (context->creator() == worker) {
@@ -324,6 +382,17 @@ void Registry::lost(WorkerId worker, const std::string& why) {
       pass->abort(concat("its root is lost: ", why));
       end_pass(pass->id());
     }
+    // Its root may not be connected to it.
+    for (const auto& pass : others) {
+      if (!pass->has_engaged(worker)) continue;
+      if (const auto root = coordinator(pass->id())) {
+        root->participant_lost(worker, why);
+      } else {
+        ask<participant_lost>(
+            pass->id().root, pass->deadline(), [](const rpc::Future<void>&) {}, pass->id(), worker,
+            why);
+      }
+    }
     for (const ContextId id : without_creator) release(id, kNumberMask, worker);
     // Whoever would have told us that these are over is gone.
     const auto deadline = Deadline::after(kMostReleaseTime, session()->agent().now());
@@ -336,7 +405,7 @@ void Registry::lost(WorkerId worker, const std::string& why) {
           },
           context->id(), here);
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log_info("autograd: after the loss of a worker: ", error.what());
   }
 }

@@ -40,12 +40,17 @@ struct EndedNumbers {
 class Registry : public std::enable_shared_from_this<Registry> {
  public:
   explicit Registry(rpc::detail::SessionImpl& session);
+  // Nothing goes any more: passes end. kCancelled.
+  void shut_down() noexcept;
   // The session ends.
   void close();
 
   // kCancelled if it has ended.
   std::shared_ptr<rpc::detail::SessionImpl> session() const;
   const void* session_address() const { return address_; }
+  bool is_shut_down() const noexcept;
+  // Whoever waits looks again.
+  void wake() const noexcept;
   static Registry& of(const rpc::Session& session);
   // Of the session whose handler this thread runs.
   static Registry& here();
@@ -82,7 +87,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::size_t passes() const;
   std::vector<std::shared_ptr<Pass>> passes_of(ContextId id) const;
 
-  void lost(WorkerId worker, const std::string& why);
+  // It is lost, or has left.
+  void lost(WorkerId worker, const std::string& why) noexcept;
 
   // Calls `Function` there until it is answered; then(Future<Result>), on any thread. Time-outs are
   // tried again until the deadline.
@@ -104,6 +110,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::map<PassId, std::weak_ptr<Coordinator>> coordinators_;
   std::uint64_t last_context_ = 0;
   std::uint64_t last_pass_ = 0;
+  std::set<std::uint64_t> live_passes_;  // numbers of those whose root is here
 
   std::atomic<std::uint64_t> last_message_{0};
   static constexpr std::uint64_t kUnknown = UINT64_MAX;

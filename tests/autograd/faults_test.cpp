@@ -95,6 +95,10 @@ at::Tensor late(const at::Tensor& x) { return Late::apply(x); }
 CONVOY_RPC(late);
 std::size_t count_passes() { return stats(rpc::current().session()).passes; }
 CONVOY_RPC(count_passes);
+at::Tensor slow_behind(const std::string& worker, const at::Tensor& x) {
+  return rpc::current().session().rpc_sync<slow_chain>(worker, x, 1);
+}
+CONVOY_RPC(slow_behind);
 at::Tensor around(const Way& way, const at::Tensor& x) {
   if (way.empty()) return x * 2;
   return rpc::current().session().rpc_sync<around>(way[0], Way(way.begin() + 1, way.end()), x * 2);
@@ -214,6 +218,110 @@ TEST(AutogradFaultTest, LateCallsMakeNoContexts) {
     EXPECT_TRUE(at::equal(future.wait(), torch::ones({3})));
     EXPECT_EQ(session.rpc_sync<count_contexts>("worker1"), 0U);
     EXPECT_EQ(stats(session).contexts, 0U);
+  });
+}
+
+// Nobody can be told by calls then.
+TEST(AutogradFaultTest, AnAbortedSessionEndsAPass) {
+  for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+    begun().set(false);
+    released().set(false);
+    RankGroup(3, RankMode::kThreads).run([&](Rank& r) {
+      Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+      if (r.id() == 0) {
+        const auto x = leaf();
+        const Context context(session);
+        const auto y = session.rpc_sync<slow_behind>("worker1", "worker2", x);
+        std::thread other([&, context = find(session, context.id())] {
+          expect_error(ErrorKind::kCancelled, "shut down",
+                       [&] { context.backward({y.sum()}, {.mode = mode, .timeout = 20s}); });
+        });
+        EXPECT_TRUE(begun().wait());
+        session.shutdown({.graceful = false});
+        other.join();
+        EXPECT_EQ(stats(session).passes, 0U);
+        released().set(true);
+      } else {
+        EXPECT_TRUE(released().wait());
+        session.shutdown({.graceful = false});
+        EXPECT_EQ(stats(session).passes, 0U);
+      }
+    });
+  }
+}
+
+// The root has no call to it under way, and with kFast does not even know that it takes part.
+TEST(AutogradFaultTest, AWorkerThatLeavesEndsAPass) {
+  for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+    begun().set(false);
+    released().set(false);
+    RankGroup(3, RankMode::kThreads).run([&](Rank& r) {
+      Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+      if (r.id() == 0) {
+        const auto x = leaf();
+        const Context context(session);
+        const auto y = session.rpc_sync<slow_behind>("worker1", "worker2", x);
+        expect_error(ErrorKind::kPeerLost, "worker2",
+                     [&] { context.backward({y.sum()}, {.mode = mode, .timeout = 20s}); });
+        EXPECT_EQ(session.rpc_sync<count_passes>("worker1"), 0U);
+        released().set(true);
+      } else {
+        EXPECT_TRUE((r.id() == 2 ? begun() : released()).wait());
+      }
+      session.shutdown({.graceful = false});
+    });
+  }
+}
+
+// The root may have fewer calls under way than there are gradients for one worker, which can do
+// nothing until all of them have come.
+TEST(AutogradFaultTest, MoreGradientsThanCalls) {
+  rpc::SessionOptions options;
+  options.most_calls = 4;
+  run_root(
+      2,
+      [](Session& session) {
+        const auto x = leaf();
+        const Context context(session);
+        const auto y = session.rpc_sync<square>("worker1", x);
+        std::vector<at::Tensor> parts;
+        for (int i = 0; i < 40; ++i) parts.push_back(session.rpc_sync<square>("worker1", y));
+        context.backward({torch::stack(parts).sum()}, {.timeout = 20s});
+        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 160.0)));
+      },
+      options);
+}
+TEST(AutogradFaultTest, MoreBytesOfGradientsThanCallsMayHave) {
+  rpc::SessionOptions options;
+  options.most_bytes = 4 << 20;
+  run_root(
+      2,
+      [](Session& session) {
+        const auto x = torch::ones({600'000}).requires_grad_(true);
+        const Context context(session);
+        const auto y = session.rpc_sync<square>("worker1", x);
+        std::vector<at::Tensor> parts;
+        for (int i = 0; i < 4; ++i) parts.push_back(session.rpc_sync<square>("worker1", y));
+        context.backward({torch::stack(parts).sum()}, {.timeout = 20s});
+        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({600'000}, 16.0)));
+      },
+      options);
+}
+
+// Passes of one root do not end each other.
+TEST(AutogradFaultTest, ManyPassesAtOnce) {
+  run_root(2, [](Session& session) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&session] {
+        const auto x = leaf();
+        const Context context(session);
+        const auto y = session.rpc_sync<square>("worker1", x).sum();
+        for (int i = 0; i < 200; ++i) context.backward({y}, {.retain_graph = true});
+        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 400.0)));
+      });
+    }
+    for (auto& thread : threads) thread.join();
   });
 }
 
