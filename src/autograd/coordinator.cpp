@@ -259,9 +259,11 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
       std::map<WorkerId, std::string> waiting;
     };
     const auto answers = std::make_shared<Answers>();
+    std::set<WorkerId> lost;  // told, if they can be, but not waited for
     {
       const std::scoped_lock lock(mutex_);
       answers->heard_of = participants_;
+      for (const auto& [worker, reason] : lost_) lost.insert(worker);
     }
     for (const WorkerId worker : pass_->engaged()) answers->heard_of.insert(worker);
     const auto session = registry_.session();
@@ -273,11 +275,16 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
         for (const WorkerId worker : answers->heard_of) {
           if (worker != registry_.self() && answers->told.insert(worker).second) {
             next.push_back(worker);
+            if (!lost.contains(worker)) ++answers->open;
           }
         }
-        answers->open += next.size();
       }
       for (const WorkerId worker : next) {
+        if (lost.contains(worker)) {
+          registry_.ask<abort_pass>(
+              worker, deadline, [](const rpc::Future<AbortReply>&) {}, pass_->head(), why);
+          continue;
+        }
         registry_.ask<abort_pass>(
             worker, deadline,
             [answers, worker,
