@@ -4,10 +4,12 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #include "convoy/rpc.h"
@@ -63,7 +65,8 @@ class RRef {
   Future<T> to_here_async() const { return with({}).to_here_async(); }
   // The value itself, at its owner; waits until it is there. kInvalidArgument elsewhere.
   detail::Stored<T>& local_value() const { return detail::local_value<detail::Stored<T>>(handle_); }
-  // Once the value was made, or could not be.
+  // At the owner and where it was created: once the value was made, or could not be. Where it came
+  // with a call: once the owner knows of it, which may be while the value is still being made.
   Future<void> created() const { return detail::when_created(handle_); }
 
   // Calls a function of the value, at its owner: a member function of T, or of what it points to (a
@@ -99,7 +102,8 @@ class RRef {
   }
 
   // Called once, on the session's threads, when the owner has left or is lost, or when the session
-  // ends; soon, if it is so already. Not if the reference goes before.
+  // ends; soon, if it is so already. Not at the owner, not if the reference goes before, and not if
+  // its value could not be made (created() says so).
   void on_lost(std::function<void(const Error&)> callback) const {
     detail::on_owner_lost(handle_, std::move(callback));
   }
@@ -135,8 +139,15 @@ class RRefTarget {
     auto state = std::make_shared<detail::FutureState<T>>(session);
     if (detail::is_owner(handle_)) {
       detail::when_local(handle_, state, [](void* future, detail::HeldValue& held) {
-        static_cast<detail::FutureState<T>*>(future)->end_with(
-            static_cast<detail::HeldValueOf<detail::Stored<T>>&>(held).value);
+        auto& result = *static_cast<detail::FutureState<T>*>(future);
+        try {
+          // Whoever sent the reference may have said another type.
+          const std::type_info& wanted = typeid(detail::Stored<T>);
+          if (held.type() != wanted) detail::fail_object(&held.type(), wanted);
+        } catch (...) {
+          return result.end(std::current_exception());
+        }
+        result.end_with(static_cast<detail::HeldValueOf<detail::Stored<T>>&>(held).value);
       });
     } else {
       detail::fetch(session, handle_, state, detail::type_number<detail::Stored<T>>(), options_);

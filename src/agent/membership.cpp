@@ -21,6 +21,18 @@ constexpr auto kLookAgain = std::chrono::milliseconds(10);
 
 std::string event_key(std::uint64_t version) { return concat("event/", version); }
 
+// Calls what a user wants to be called. What it throws ends nothing.
+template <class Listener, class... Arguments>
+void call_listener(const Listener& listener, const Arguments&... arguments) noexcept {
+  try {
+    listener(arguments...);
+  } catch (const std::exception& error) {
+    log_error("rpc: who wanted to know of workers threw: ", error.what());
+  } catch (...) {
+    log_error("rpc: who wanted to know of workers threw something that is no std::exception");
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Membership> Membership::make(Agent& agent) {
@@ -59,17 +71,22 @@ Membership::Event Membership::decode(std::string_view text) {
   return event;
 }
 
-void Membership::read_log() {
+Membership::Following::~Following() {
+  for (const auto& [worker, error] : dismissed) agent_.dismiss(worker, error);
+  if (aborts) agent_.abort();
+}
+
+void Membership::read_log(Following& following) {
   for (;;) {
     const std::uint64_t next = state_.lock()->version + 1;
     const auto text = place_.store->try_get(event_key(next));
     if (!text) return;
-    apply(decode(*text), agent_.has_met());
+    apply(decode(*text), agent_.has_met(), following);
   }
 }
 
-// Under order_. The view shows a worker that can be called.
-void Membership::apply(const Event& event, bool admits) {
+// The view shows a worker that can be called.
+void Membership::apply(const Event& event, bool admits, Following& following) {
   if (event.kind == Kind::kJoined && admits) agent_.admit_more(event.member);
   std::optional<Worker> dismissed;
   {
@@ -95,30 +112,31 @@ void Membership::apply(const Event& event, bool admits) {
     // The others do not hear this worker any more.
     if (!agent_.is_shut_down() && event.kind == Kind::kFailed) {
       log_error("rpc, ", dismissed->name, ": another worker has lost this one; the session ends");
-      agent_.abort();
+      following.aborts = true;
     }
     return;
   }
-  agent_.dismiss(dismissed->id,
-                 event.kind == Kind::kLeft
-                     ? std::nullopt
-                     : std::optional(Error(ErrorKind::kPeerLost, "another worker has lost it")));
+  following.dismissed.emplace_back(
+      dismissed->id,
+      event.kind == Kind::kLeft
+          ? std::nullopt
+          : std::optional(Error(ErrorKind::kPeerLost, "another worker has lost it")));
 }
 
-// Under order_. False: another event was there first.
-bool Membership::append(const Event& event) {
+// False: another event was there first.
+bool Membership::append(const Event& event, Following& following) {
   const std::string text = encode(event);
   const std::uint64_t next = state_.lock()->version + 1;
   if (place_.store->compare_set(event_key(next), "", text) != text) return false;
-  apply(event, agent_.has_met());
+  apply(event, agent_.has_met(), following);
   return true;
 }
 
-void Membership::tell_others(const Event& event) {
+void Membership::tell_others(const Event& event, std::uint64_t version) {
   const View now = view();
   std::string body;
   WireWriter writer(body);
-  writer.put<std::uint64_t>(now.version);
+  writer.put<std::uint64_t>(version);
   body += encode(event);
   const WorkerId self = agent_.self().id;
   for (const Worker& worker : now.workers) {
@@ -139,9 +157,12 @@ void Membership::hear(std::span<const std::byte> body) {
   const Event event = decode(reader.take(reader.left()));
   if (!is_dynamic()) fail(ErrorKind::kInvalidArgument, "the workers of this session do not change");
   agent_.post([this, version, event] {
-    {
+    try {
+      Following following(agent_);
       const std::scoped_lock lock(order_);
-      if (version == state_.lock()->version + 1) return apply(event, true);
+      if (version == state_.lock()->version + 1) return apply(event, true, following);
+    } catch (const std::exception& error) {
+      log_warn("rpc: a change of the session's workers is refused: ", error.what());
     }
     refresh();
   });
@@ -149,8 +170,9 @@ void Membership::hear(std::span<const std::byte> body) {
 
 void Membership::refresh() noexcept try {
   if (!is_dynamic()) return;
+  Following following(agent_);
   const std::scoped_lock lock(order_);
-  if (store_lost_.empty()) read_log();
+  if (store_lost_.empty()) read_log(following);
 } catch (const Error& error) {
   const std::scoped_lock lock(order_);
   if (error.kind() == ErrorKind::kPeerLost) store_lost_ = error.what();
@@ -167,8 +189,8 @@ void Membership::begin() {
   state->version = 1;
 }
 
-// Under order_. Whoever had it and is dead is so for all from now on.
-void Membership::require_free_name(const std::string& name) {
+// Whoever had it and is dead is so for all from now on.
+void Membership::require_free_name(const std::string& name, Following& following) {
   std::vector<Known> same;
   {
     auto state = state_.lock();
@@ -187,7 +209,7 @@ void Membership::require_free_name(const std::string& name) {
       fail(ErrorKind::kInvalidArgument, "the name ", in_quotes(name), " is not unique: worker ",
            known.worker.id, " has it, and is there");
     }
-    append({.kind = Kind::kFailed, .worker = known.worker.id});
+    append({.kind = Kind::kFailed, .worker = known.worker.id}, following);
   }
 }
 
@@ -195,18 +217,21 @@ void Membership::join(const Place& place, const Deadline& deadline) {
   place_ = place;
   const Id session = Id::parse(place_.store->compare_set("session", "", Id::random().to_string()));
   const Event event{.member = {agent_.name(), agent_.address()}};
+  Following following(agent_);
+  std::uint64_t version = 0;
   for (;;) {
     const std::scoped_lock lock(order_);
     if (deadline.expired()) {
       fail(ErrorKind::kTimeout, agent_.name(), " could not join within its time");
     }
-    read_log();
-    require_free_name(event.member.name);
-    if (!append(event)) continue;
+    read_log(following);
+    require_free_name(event.member.name, following);
+    if (!append(event, following)) continue;
     std::vector<Member> members;
     std::vector<WorkerId> gone;
     {
       auto state = state_.lock();
+      version = state->version;
       for (const Known& known : state->known) {
         if (known.gone) gone.push_back(known.worker.id);
         members.push_back({known.worker.name, known.address});
@@ -219,7 +244,7 @@ void Membership::join(const Place& place, const Deadline& deadline) {
     }
     break;
   }
-  tell_others(event);
+  tell_others(event, version);
 }
 
 void Membership::check_leave() {
@@ -244,24 +269,26 @@ void Membership::report(WorkerId worker, Kind kind) noexcept {
     return worker < state->known.size() && !state->known[worker].gone;
   };
   try {
+    Following following(agent_);
     const std::scoped_lock lock(order_);
     try {
       for (;;) {
-        if (store_lost_.empty()) read_log();
+        if (store_lost_.empty()) read_log(following);
         if (!present()) return;
         if (!store_lost_.empty()) {
-          apply(event, true);  // as far as this worker knows
+          apply(event, true, following);  // as far as this worker knows
           break;
         }
-        if (append(event)) break;
+        if (append(event, following)) break;
       }
     } catch (const Error& error) {
       log_warn("rpc: who has gone cannot be written down, and nobody can join any more: ",
                error.what());
       store_lost_ = error.what();
-      if (present()) apply(event, true);
+      if (present()) apply(event, true, following);
     }
-    tell_others(event);
+    const std::uint64_t version = state_.lock()->version;
+    tell_others(event, version);
   } catch (const std::exception& error) {
     log_warn("rpc: others cannot be told who has gone: ", error.what());
   }
@@ -291,7 +318,9 @@ void Membership::gone(const Worker& worker, const std::string& why) noexcept try
     }
   }
   for (OnLost& listener : listeners) {
-    agent_.post([listener = std::move(listener), worker, error] { listener(worker, error); });
+    agent_.post([listener = std::move(listener), worker, error] {
+      call_listener(listener, worker, error);
+    });
   }
   if (is_dynamic()) agent_.post([this, id = worker.id, kind] { report(id, kind); });
 } catch (const std::exception& error) {
@@ -336,7 +365,7 @@ void Membership::tell_listeners() {
       state->untold.pop_front();
       listeners = state->listeners;
     }
-    for (const OnChange& listener : listeners) listener(view);
+    for (const OnChange& listener : listeners) call_listener(listener, view);
   }
 }
 
@@ -380,7 +409,8 @@ void Membership::on_lost(WorkerId worker, OnLost listener) {
         Error(ErrorKind::kPeerLost,
               concat(who.name, known.gone == Kind::kLeft ? " has left the session" : " is lost")));
   }
-  agent_.post([listener = std::move(listener), who, error] { listener(who, error); });
+  agent_.post(
+      [listener = std::move(listener), who, error] { call_listener(listener, who, error); });
 }
 
 }  // namespace convoy::agent

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
@@ -98,15 +99,34 @@ class Membership final : public Companion {
   static Event decode(std::string_view text);
   static View view_of(const State& state);
 
-  void read_log();  // under order_
-  void apply(const Event& event, bool admits);
-  bool append(const Event& event);
-  void tell_others(const Event& event);
+  // What follows from changes. It calls users' callbacks, which may come back here: it goes when
+  // order_ is free.
+  class Following {
+   public:
+    explicit Following(Agent& agent) : agent_(agent) {}
+    Following(const Following&) = delete;
+    Following& operator=(const Following&) = delete;
+    ~Following();
+
+    std::vector<std::pair<WorkerId, std::optional<Error>>> dismissed;
+    bool aborts = false;
+
+   private:
+    Agent& agent_;
+  };
+
+  // Under order_:
+  void read_log(Following& following);
+  void apply(const Event& event, bool admits, Following& following);
+  bool append(const Event& event, Following& following);
+  void require_free_name(const std::string& name, Following& following);
+
+  // `version` is that of the view which the event made.
+  void tell_others(const Event& event, std::uint64_t version);
   void report(WorkerId worker, Kind kind) noexcept;
   void hear(std::span<const std::byte> body);
   void publish(State& state, View view);
   void tell_listeners();
-  void require_free_name(const std::string& name);
 
   explicit Membership(Agent& agent) : agent_(agent) {}
   // Companion.

@@ -171,12 +171,33 @@ Future<void> when_created(const RRefHandle& handle) {
   const RRefState& state = state_of(handle);
   const auto session = state.session.lock();
   auto future = std::make_shared<FutureState<void>>(session);
-  state.ref.when_confirmed([future](const agent::Failure* failure) {
+  const auto end = [future](const agent::Failure* failure) {
     if (!future->claim()) return;
     failure ? future->end(error_of(*failure)) : future->end_with();
-  });
+  };
+  if (session && state.ref.is_owner()) {
+    session->refs().when_value(
+        state.ref, [end](const rref::Value*, const agent::Failure* failure) { end(failure); });
+  } else {
+    state.ref.when_confirmed(end);
+  }
   return Future<void>(std::move(future));
 }
+
+namespace {
+
+// What it throws ends nothing.
+void tell_lost(const std::function<void(const Error&)>& callback, const Error& error) noexcept {
+  try {
+    callback(error);
+  } catch (const std::exception& thrown) {
+    log_error("rpc: a callback of RRef::on_lost threw: ", thrown.what());
+  } catch (...) {
+    log_error("rpc: a callback of RRef::on_lost threw something that is no std::exception");
+  }
+}
+
+}  // namespace
 
 void on_owner_lost(const RRefHandle& handle, std::function<void(const Error&)> callback) {
   const RRefState& state = state_of(handle);
@@ -185,8 +206,8 @@ void on_owner_lost(const RRefHandle& handle, std::function<void(const Error&)> c
         const Error error(failure ? failure->kind : ErrorKind::kPeerLost,
                           failure ? failure->text : "the owner is gone");
         const auto session = weak.lock();
-        if (!session || session->agent().is_shut_down()) return callback(error);
-        session->agent().post([callback, error] { callback(error); });
+        if (!session || session->agent().is_shut_down()) return tell_lost(callback, error);
+        session->agent().post([callback, error] { tell_lost(callback, error); });
       });
 }
 

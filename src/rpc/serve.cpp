@@ -70,8 +70,16 @@ void fail_request(agent::Request& request, const std::exception_ptr& error) noex
 
 void reply_to(agent::Request& request, const Body& body) {
   const Recorded recorded(request, body);
-  OutgoingMessage message(body, recorded.bytes());
-  if (request.reply(message.outgoing())) body.references->release();
+  try {
+    OutgoingMessage message(body, recorded.bytes());
+    const bool first = request.reply(message.outgoing());
+    if (first) body.references->release();
+    // A caller that has given up does not take it.
+    if (!first || request.cancelled()) recorded.forget();
+  } catch (...) {
+    recorded.forget();
+    throw;
+  }
 }
 
 void take_context(void* data, const std::vector<at::Tensor>& with_grad, const std::byte* bytes,

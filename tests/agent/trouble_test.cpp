@@ -10,8 +10,11 @@
 #include <thread>
 
 #include "agent/letters.h"
+#include "agent/membership.h"
 #include "base/concat.h"
 #include "base/error.h"
+#include "base/wire.h"
+#include "convoy/store.h"
 #include "hooked_endpoint.h"
 #include "sleeper.h"
 #include "support.h"
@@ -539,6 +542,42 @@ TEST(AgentTroubleTest, StrangersAreNotLoggedWithoutEnd) {
   for (std::size_t at = 0; (at = text.find("unusable", at)) != std::string::npos; ++at) ++lines;
   EXPECT_GE(lines, 1u);
   EXPECT_LE(lines, 20u) << text.substr(0, 2000);
+}
+
+// A worker of a session whose workers come and go.
+struct Joined {
+  Joined(const std::shared_ptr<Store>& store, const std::string& name)
+      : agent({.name = name, .threads = 1}, {echo()}), membership(Membership::make(*agent)) {
+    membership->join({store}, Deadline::after(30s));
+  }
+  ~Joined() { agent.reset(); }
+
+  TestAgent agent;
+  std::shared_ptr<Membership> membership;
+};
+
+TEST(AgentTroubleTest, ANewWorkerWithABadNameIsRefused) {
+  const auto store = make_local_store();
+  Joined first(store, "first");
+  Joined second(store, "second");
+  first.membership->wait_for("second", Deadline::after(30s));
+  std::string body;
+  WireWriter writer(body);
+  writer.put<std::uint64_t>(3);  // of the view that it makes
+  writer.put<std::uint8_t>(1);
+  writer.put<std::uint32_t>(0);
+  writer.put_sized<std::uint16_t>("no name");
+  writer.put_sized<std::uint32_t>(second.agent->address().encode());
+  second.agent->send_letter(0, kFirstOtherLetter + 16, {.body = std::as_bytes(std::span(body))});
+  EXPECT_EQ(sync(*second.agent, 0, "echo", "after it"), "after it");
+  // The next one has its place.
+  Joined third(store, "third");
+  first.membership->wait_for("third", Deadline::after(30s));
+  const View view = first.membership->view();
+  EXPECT_EQ(view.version, 3u);
+  ASSERT_EQ(view.workers.size(), 3u);
+  EXPECT_EQ(view.workers[2].name, "third");
+  EXPECT_EQ(sync(*first.agent, 2, "echo", "hello"), "hello");
 }
 
 }  // namespace

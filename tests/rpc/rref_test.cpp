@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/concat.h"
+#include "base/wire.h"
 #include "convoy/ddp.h"
 #include "convoy/init.h"
 #include "convoy/remote_module.h"
@@ -475,6 +476,22 @@ TEST(RRefTest, FailedCreation) {  // test_remote_with_exception, test_remote_thr
     const auto own = rpc.remote<throw_remote>(rank, torch::ones({1}));
     expect_error(ErrorKind::kRemote, "Expected error", [&] { own.to_here(); });
     expect_error(ErrorKind::kRemote, "Expected error", [&] { own.local_value(); });
+    expect_error(ErrorKind::kRemote, "Expected error", [&] { own.created().wait(); });
+  });
+}
+
+TEST(RRefTest, ReferencesOfAnotherType) {
+  run_workers(2, [](Session& rpc, int rank) {
+    const auto number = rpc.remote<my_function>(1 - rank, 1, 1, 1);
+    const RRef<at::Tensor> wrong(number.handle());
+    expect_error(ErrorKind::kInvalidArgument, "type", [&] { wrong.to_here(); });
+    // At the owner.
+    expect_error(ErrorKind::kInvalidArgument, "which is no",
+                 [&] { rpc.rpc_sync<add_rref_to_value>(1 - rank, wrong, torch::ones({1})); });
+    const RRef<at::Tensor> own(rpc.rref(3).handle());
+    expect_error(ErrorKind::kInvalidArgument, "which is no", [&] { own.to_here(); });
+    expect_error(ErrorKind::kInvalidArgument, "which is no", [&] { own.local_value(); });
+    EXPECT_EQ(number.to_here(), 3);
   });
 }
 
@@ -591,12 +608,13 @@ TEST(RRefTest, CountersAndReports) {  // _rref_context_get_debug_info
       const auto own = rpc.rref(3);
       EXPECT_EQ(rpc.rpc_sync<add_to_reference>("worker1", own, 1), 4);
       rpc.barrier();
+      rpc.barrier();  // the references live until the other has looked
     } else {
       rpc.barrier();
       EXPECT_EQ(rpc.rref_info().num_owner_rrefs, 1u);
       EXPECT_EQ(rpc.rref_info().num_forks, 1u);
+      rpc.barrier();
     }
-    rpc.barrier();
   });
 }
 
@@ -734,6 +752,72 @@ TEST(RRefTest, NamesOfThoseWhoAreThereAreUnique) {
   Session again = join_as(store, "same");
   EXPECT_EQ(again.worker_info().rank, 1);
   again.shutdown();
+}
+
+// A loss that is found while changes are read ends calls, and their callbacks may want to read
+// changes, too.
+TEST(RRefTest, CallbacksOfCallsToTheLostCallByName) {
+  rref_gate().set(false);
+  const auto store = make_local_store();
+  Session first = join_as(store, "first");
+  Session second = join_as(store, "second");
+  const auto call = first.rpc_async<slow_function>("second", 1);
+  const auto after = call.then([&](const Future<int>&) {
+    expect_error(ErrorKind::kPeerLost, "second",
+                 [&] { first.rpc_sync<my_function>("second", 1, 1, 1); });
+    return 7;
+  });
+  // Somebody else has lost it.
+  std::string event;
+  WireWriter writer(event);
+  writer.put<std::uint8_t>(3);
+  writer.put<std::uint32_t>(1);
+  writer.put_sized<std::uint16_t>("");
+  writer.put_sized<std::uint32_t>("");
+  with_prefix(store, "convoy/rpc/open")->set("event/3", event);
+  expect_error(ErrorKind::kInvalidArgument, "nobody",
+               [&] { first.rpc_sync<my_function>("nobody", 1, 1, 1); });
+  EXPECT_EQ(after.wait(), 7);
+  EXPECT_EQ(names_of(first.view().workers), (std::vector<std::string>{"first"}));
+  rref_gate().set(true);
+  second.shutdown({.graceful = false, .ignore_leaks = true});
+  first.shutdown({.graceful = false, .ignore_leaks = true});
+}
+
+TEST(RRefTest, ListenersThatThrow) {
+  const auto store = make_local_store();
+  std::atomic<int> told{0};
+  std::atomic<int> lost{0};
+  Session first = join_as(store, "first");
+  const auto fail_lost = [&](const Error&) {
+    ++lost;
+    throw std::runtime_error("of a reference");
+  };
+  first.on_change([&](const View&) {
+    ++told;
+    throw std::runtime_error("of a view");
+  });
+  Session second = join_as(store, "second");
+  first.wait_for("second", 30s);
+  const auto value = first.remote<my_function>("second", 1, 1, 1);
+  value.created().wait();
+  value.on_lost(fail_lost);
+  first.on_lost("second", [&](const WorkerInfo&, const Error&) {
+    ++told;
+    throw 7;  // NOLINT(hicpp-exception-baseclass)
+  });
+  second.shutdown({.graceful = false, .ignore_leaks = true});
+  EXPECT_TRUE(soon([&] { return told == 3 && lost == 1; }));
+  // At the end of the session.
+  Session third = join_as(store, "third");
+  first.wait_for("third", 30s);
+  const auto last = first.remote<my_function>("third", 1, 1, 1);
+  last.created().wait();
+  EXPECT_TRUE(soon([&] { return told == 4; }));
+  last.on_lost(fail_lost);
+  first.shutdown({.graceful = false, .ignore_leaks = true});
+  EXPECT_TRUE(soon([&] { return lost == 2; }));
+  third.shutdown({.graceful = false, .ignore_leaks = true});
 }
 
 // A worker that is killed and comes back under its name is another one: references to what the
