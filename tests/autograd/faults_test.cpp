@@ -95,6 +95,15 @@ at::Tensor late(const at::Tensor& x) { return Late::apply(x); }
 CONVOY_RPC(late);
 std::size_t count_passes() { return stats(rpc::current().session()).passes; }
 CONVOY_RPC(count_passes);
+// Its gradient is whole when those of all its copies have come.
+at::Tensor& kept() {
+  static at::Tensor one;
+  return one;
+}
+void keep(const at::Tensor& x) { kept() = x * 2; }
+CONVOY_RPC(keep);
+at::Tensor copy_of_kept() { return kept() * 1; }
+CONVOY_RPC(copy_of_kept);
 at::Tensor slow_behind(const std::string& worker, const at::Tensor& x) {
   return rpc::current().session().rpc_sync<slow_chain>(worker, x, 1);
 }
@@ -283,11 +292,12 @@ TEST(AutogradFaultTest, MoreGradientsThanCalls) {
       [](Session& session) {
         const auto x = leaf();
         const Context context(session);
-        const auto y = session.rpc_sync<square>("worker1", x);
+        session.rpc_sync<keep>("worker1", x);
         std::vector<at::Tensor> parts;
-        for (int i = 0; i < 40; ++i) parts.push_back(session.rpc_sync<square>("worker1", y));
+        for (int i = 0; i < 40; ++i) parts.push_back(session.rpc_sync<copy_of_kept>("worker1"));
         context.backward({torch::stack(parts).sum()}, {.timeout = 20s});
-        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 160.0)));
+        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 80.0)));
+        kept().reset();
       },
       options);
 }
@@ -299,11 +309,12 @@ TEST(AutogradFaultTest, MoreBytesOfGradientsThanCallsMayHave) {
       [](Session& session) {
         const auto x = torch::ones({600'000}).requires_grad_(true);
         const Context context(session);
-        const auto y = session.rpc_sync<square>("worker1", x);
+        session.rpc_sync<keep>("worker1", x);
         std::vector<at::Tensor> parts;
-        for (int i = 0; i < 4; ++i) parts.push_back(session.rpc_sync<square>("worker1", y));
+        for (int i = 0; i < 4; ++i) parts.push_back(session.rpc_sync<copy_of_kept>("worker1"));
         context.backward({torch::stack(parts).sum()}, {.timeout = 20s});
-        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({600'000}, 16.0)));
+        EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({600'000}, 8.0)));
+        kept().reset();
       },
       options);
 }
