@@ -147,7 +147,10 @@ void CallSlot::ended(agent::Outcome&& outcome) noexcept {
     end_passages(*this, outcome.failure == nullptr);
   if (outcome.failure) {
     take_back(lent);
-    core.error_ = error_of(*outcome.failure);
+    // If the reference's creation has failed meanwhile, the owner may not know it any more.
+    const bool refused = on && outcome.failure->kind == ErrorKind::kInvalidArgument;
+    const auto dead = refused ? on->ref.failure() : std::nullopt;
+    core.error_ = error_of(dead ? *dead : *outcome.failure);
   } else {
     try {
       IncomingMessage message(outcome.body, outcome.parts);
