@@ -7,11 +7,11 @@ FONT = "font-family='system-ui, sans-serif'"
 OURS = "convoy"
 # Okabe and Ito: told apart by readers who do not see all colours. The same peer has the same one in every plot.
 COLOURS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#000000", "#8c564b", "#9acd32"]
-KNOWN = {OURS: "#0072b2", "gloo": "#d55e00", "tensorpipe": "#d55e00", "tensorpipe python": "#e69f00", "grpc": "#009e73",
-         "openmpi": "#009e73", "zmq": "#cc79a7", "oneccl": "#cc79a7", "torch.multiprocessing": "#d55e00"}
+KNOWN = {OURS: "#0072b2", "gloo": "#d55e00", "tensorpipe": "#e69f00", "tensorpipe python": "#8c564b", "grpc": "#009e73",
+         "openmpi": "#56b4e9", "zmq": "#cc79a7", "oneccl": "#cc79a7", "torch.multiprocessing": "#d55e00"}
 # Not a rival but a floor: drawn as rings.
 LIMITS = {"limit": "#888888", "memcpy": "#888888", "ring": "#888888", "endpoint": "#555555", "futex": "#555555",
-          "local": "#bbbbbb", "alone": "#bbbbbb", "coll": "#888888"}
+          "local": "#bbbbbb", "alone": "#bbbbbb", "coll": "#888888", "two cores": "#555555", "floor": "#888888"}
 
 
 def time_text(us):

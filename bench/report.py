@@ -144,21 +144,22 @@ def chart(found):
     for size, words in ((8, "all-reduce, 8 B"), (100 << 20, "all-reduce, 100 MB")):
         alike = [r for r in found["coll"]
                  if (r["op"], r["dtype"], r["ranks"], r["bytes"]) == ("all_reduce", "f32", 2, size)]
-        rows.append((words, without(times(alike), "limit", "mpi")))
-    steps = [r for r in found["ddp"] if r["model"] == "mlp-100m" and r["peer"] == "gloo"]
-    for (mode,), alike in list(grouped(steps, "mode").items())[:1]:
-        rows.append(("DDP step, 100 M parameters", times(alike)))
+        rows.append((words, rivals(times(alike))))
+    steps = [r for r in found["ddp"] if r["model"] == "mlp-100m" and r["peer"] == "gloo-best"]
+    if steps:  # ours in its default mode, beside the peer's best one
+        rows.append(("DDP step, 100 M parameters", {plots.OURS: steps[0]["ours_us"], "gloo": steps[0]["peer_us"]}))
     for path in ("call", "outstanding_64", "echo_100mb"):
         alike = [r for r in found["rpc"] if r["path"] == path]
-        rows.append((f"RPC: {CASES[path]}", without(times(alike), "local", "endpoint", "memcpy", "alone")))
+        rows.append((f"RPC: {CASES[path]}", rivals(times(alike))))
     rows = [(what, sides_of) for what, sides_of in rows if len(sides_of) > 1]
     if not rows:
         sys.exit("bench: the chart needs records of bench-coll, bench-ddp or bench-rpc")
     return plots.dots("Two processes of one host: time beside the peers", rows)
 
 
-def without(found, *names):
-    return {side: us for side, us in found.items() if side not in names}
+def rivals(found):
+    """Without floors, and without our own backend over MPI."""
+    return {side: us for side, us in found.items() if side not in plots.LIMITS and side != "mpi"}
 
 
 def report(found, folder):
