@@ -22,7 +22,9 @@ void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context,
   options.mode = fast ? Mode::kFast : Mode::kSmart;
   options.retain_graph = retain;
   options.timeout = std::chrono::milliseconds(timeout);
-  find(rpc::current().session(), context).backward({root.local_value()}, options);
+  // The value first: the call that makes it also makes the context here, and may still be running.
+  const at::Tensor value = root.local_value();
+  find(rpc::current().session(), context).backward({value}, options);
 }
 CONVOY_RPC(backward_of_reference);
 

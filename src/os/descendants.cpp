@@ -72,7 +72,10 @@ std::vector<pid_t> kill_descendants(const Deadline& deadline, const std::set<pid
     // With spared children there is no such proof: two looks that find nothing must do.
     auto left = live_descendants(spared);
     if (!spared.empty() && left.empty()) left = live_descendants(spared);
-    if (left.empty() && !spared.empty()) return {};
+    if (left.empty() && !spared.empty()) {
+      reap_orphans(spared);  // those that died after the last time
+      return {};
+    }
     if (deadline.expired()) return left;
     ::poll(nullptr, 0, kRoundMs);
   }
