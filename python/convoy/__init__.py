@@ -3,7 +3,7 @@
     import convoy, torch.distributed as dist
     dist.init_process_group("convoy")
 
-docs/python.md tells the rest.
+docs/reference/python.md tells the rest.
 """
 
 import atexit

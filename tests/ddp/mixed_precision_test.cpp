@@ -1,4 +1,4 @@
-// Mixed precision: beside a loop written by hand, and the rules of docs/ddp.md. (PyTorch has no
+// Mixed precision: beside a loop written by hand, and the rules of docs/reference/ddp.md. (PyTorch has no
 // test of it on the CPU, where its own needs streams.)
 #include <sstream>
 
