@@ -46,13 +46,14 @@ void ServedCall::take_object() {
   needs_->left = 2;
   session_of(*request_ref_of(call_))
       .refs()
-      .when_value(id, [needs = needs_](const rref::Value* value, const agent::Failure* failure) {
-        if (value) {
-          const std::scoped_lock lock(needs->mutex);
-          needs->object = std::static_pointer_cast<HeldValue>(value->object);
-        }
-        needs->done(failure);
-      });
+      .when_value(peer_.worker, id,
+                  [needs = needs_](const rref::Value* value, const agent::Failure* failure) {
+                    if (value) {
+                      const std::scoped_lock lock(needs->mutex);
+                      needs->object = std::static_pointer_cast<HeldValue>(value->object);
+                    }
+                    needs->done(failure);
+                  });
 }
 
 RRefHandle ServedCall::take_result() {
@@ -165,16 +166,17 @@ void run_fetch(void*, agent::RequestRef request) noexcept {
     message.source().finish();
     // A value that comes later is sent by a thread of the pool.
     const auto inside = std::make_shared<std::atomic<bool>>(true);
-    session.refs().when_value(id, [inside, request, peer, type, agent = &session.agent()](
-                                      const rref::Value* value, const agent::Failure* failure) {
-      if (inside->load(std::memory_order_relaxed) || failure) {
-        return answer_fetch(request, peer, type, value, failure);
-      }
-      agent->post([request, peer, type, value = *value] {
-        const agent::CurrentScope scope(request.get());
-        answer_fetch(request, peer, type, &value, nullptr);
-      });
-    });
+    session.refs().when_value(peer.worker, id,
+                              [inside, request, peer, type, agent = &session.agent()](
+                                  const rref::Value* value, const agent::Failure* failure) {
+                                if (inside->load(std::memory_order_relaxed) || failure) {
+                                  return answer_fetch(request, peer, type, value, failure);
+                                }
+                                agent->post([request, peer, type, value = *value] {
+                                  const agent::CurrentScope scope(request.get());
+                                  answer_fetch(request, peer, type, &value, nullptr);
+                                });
+                              });
     inside->store(false, std::memory_order_relaxed);
   } catch (...) {
     fail_request(*request, std::current_exception());

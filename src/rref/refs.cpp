@@ -99,8 +99,8 @@ void Refs::when_value(const Ref& ref, ValueCallback callback) {
   core_->with([&](Machine& machine) { machine.when_value(*ref.entry_, std::move(callback)); });
 }
 
-void Refs::when_value(const RRefId& id, ValueCallback callback) {
-  core_->with([&](Machine& machine) { machine.when_value(id, std::move(callback)); });
+void Refs::when_value(WorkerId from, const RRefId& id, ValueCallback callback) {
+  core_->with([&](Machine& machine) { machine.when_value(from, id, std::move(callback)); });
 }
 
 Value Refs::value(const Ref& ref, const Deadline& deadline) {

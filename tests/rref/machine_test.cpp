@@ -340,7 +340,7 @@ TEST(RRefMachine, H3FetchesBeforeCreationWait) {
   Net net(2);
   Entry* const user = net[0].create(1);
   Told told;
-  net[1].when_value(2, user->id, told.value_callback());
+  net[1].when_value(0, user->id, told.value_callback());
   net.pump();
   EXPECT_EQ(told.times, 0);
   EXPECT_EQ(net[1].debug_info().num_pending_futures, 1u);
