@@ -135,7 +135,8 @@ struct Scope::Impl {
 };
 
 Scope::Scope(const ContextRef& context) {
-  if (const auto other = rpc::detail::current_recorder()) {
+  const auto other = rpc::detail::current_recorder();
+  if (other && other != context.state_) {
     fail(ErrorKind::kInvalidArgument, "Already have autograd context id for this thread: ",
          static_cast<const ContextState&>(*other).id());
   }

@@ -39,7 +39,9 @@ void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
   }
   // The pass has its own deadline; the call only follows it.
   rpc::CallOptions call;
-  call.timeout = options.timeout.count() == 0 ? options.timeout : options.timeout + kCallMargin;
+  const bool limited = options.timeout.count() != 0 &&
+                       options.timeout < std::chrono::milliseconds::max() - kCallMargin;
+  call.timeout = limited ? options.timeout + kCallMargin : std::chrono::milliseconds(0);
   const rpc::detail::RecorderScope not_recorded(nullptr);
   context.session()
       .to(root.owner(), call)
