@@ -39,7 +39,7 @@ targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz 
            bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-autograd \
            bench-share bench-report \
            soak soak-coll tidy check-headers \
-           check-layers format install python wheel clean help
+           check-layers docs format install python wheel clean help
 settings := JOBS SOAK_SECONDS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
 
 # A word that is no target, or a setting that is none, stops before anything is done.
@@ -157,6 +157,9 @@ check-layers: ## each file includes only its own layer and those below
 	@tools/check_layers.py
 
 ##@ Other
+docs: bootstrap-docs ## the documentation as a site with search and an API reference, in build/docs/site
+	@tools/docs_site
+
 format: bootstrap-lint ## format all C++ files
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs -r $(CONVOY_VENV)/bin/clang-format -i
 
@@ -186,6 +189,7 @@ bootstrap_groups_lint-full = build lint
 bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
+bootstrap_groups_docs = docs
 bootstrap_groups_peers = build peers
 bootstrap_groups_actors = build peers actors
 bootstrap_groups_asan = core
