@@ -93,6 +93,7 @@ PUBLIC_HEADERS = {
     "remote_module.h": "rpc",
     "rref.h": "rpc",
     "autograd.h": "autograd",
+    "distributed_optimizer.h": "optim",
     "optim.h": "optim",
     "convoy.h": "all",
 }

@@ -51,3 +51,4 @@
 
 // Gradients across workers.
 #include "convoy/autograd.h"
+#include "convoy/distributed_optimizer.h"
