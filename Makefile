@@ -35,7 +35,7 @@ export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS V
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
+targets := build test test-full test-pytorch test-pytorch-rpc demo lint lint-full asan tsan fuzz verify bench bench-coll \
            bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-autograd \
            bench-share bench-report \
            soak soak-coll tidy check-headers \
@@ -76,6 +76,9 @@ test-full: build ## all tests, the long ones too
 
 test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a quarter of an hour)
 	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
+
+test-pytorch-rpc: build ## PyTorch's own tests of torch.distributed.rpc on our transport (a quarter of an hour)
+	@tests/pytorch/rpc_suite.py --build build/release --python $(CONVOY_VENV)/bin/python --jobs $(JOBS)
 
 demo: demo-plan ready-release ## train a character-level GPT with two processes, on TEXT=file or on our own texts
 	@$(call compile,release) convoy_command char_gpt
