@@ -50,7 +50,7 @@ LocalOptimizer::LocalOptimizer(const std::vector<OwnedParameter>& parameters, co
       refuse_parameter(each.name, "can't optimize a non-leaf Tensor: it was computed from others");
     }
     if (parameter.layout() != c10::kStrided || !parameter.device().is_cpu()) {
-      refuse_parameter(each.name, "it is no dense tensor of the CPU's");
+      refuse_parameter(each.name, "it is not a dense tensor of the CPU's");
     }
     if (!SteppedParameter::can_step(parameter)) {
       refuse_parameter(each.name, "it is of ", parameter.scalar_type(),

@@ -113,7 +113,7 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
       for (const at::Tensor& parameter : groups[g].parameters) {
         const auto found = known.find(parameter.unsafeGetTensorImpl());
         if (found == known.end())
-          refuse_in_backward("a tensor of group ", g, " is no parameter of the reducer");
+          refuse_in_backward("a tensor of group ", g, " is not a parameter of the reducer");
         const std::size_t index = found->second;
         if (!SteppedParameter::can_step(parameter)) {
           fail(ErrorKind::kUnsupported, "OptimizerInBackward: parameter ", index, " is of ",

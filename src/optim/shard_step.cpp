@@ -138,7 +138,7 @@ ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
 
 void ShardedOptimizerBase::Impl::step(const std::string& error) {
   const auto reducer = reducer_.lock();
-  if (!reducer) refuse_sharded("step: its reducer is no more");
+  if (!reducer) refuse_sharded("step: its reducer no longer exists");
   if (options_.in_backward) refuse_sharded("step: backward() is the step, by in_backward");
   if (reducer->is_busy()) refuse_sharded("step: inside of a backward");
   const at::NoGradGuard no_grad;
