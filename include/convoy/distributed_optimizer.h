@@ -74,8 +74,8 @@ class StepError : public rpc::RemoteError {
 };
 
 struct DistributedOptimizerOptions {
-  // Of each call to an owner; nullopt: the session's; 0: never.
-  std::optional<std::chrono::milliseconds> timeout = {};
+  // Of each call to an owner: a duration (0: never) or a Deadline; not set: the session's.
+  Timeout timeout = {};
 };
 
 // One optimizer at each owner of its parameters, made over RPC. Gradients are those of a

@@ -4,17 +4,15 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "convoy/call_site.h"
 #include "convoy/event.h"
-#include "convoy/reduce_op.h"
+#include "convoy/group_options.h"
 #include "convoy/store.h"
 #include "convoy/work.h"
 
@@ -26,50 +24,8 @@ namespace convoy {
 
 class Window;
 
-// Options of single calls. A timeout of 0 is the group's own.
-struct CallOptions {
-  std::chrono::milliseconds timeout{0};
-};
-struct ReduceOptions {
-  ReduceOp op = ReduceOp::kSum;
-  double factor = 1;  // of kPremulSum
-  std::chrono::milliseconds timeout{0};
-  Rounding rounding = Rounding::kNone;  // kUnsupported unless ranks share memory, see can_round()
-};
-struct RootOptions {
-  int root = 0;
-  std::chrono::milliseconds timeout{0};
-};
-struct RootReduceOptions {
-  int root = 0;
-  ReduceOp op = ReduceOp::kSum;
-  double factor = 1;
-  std::chrono::milliseconds timeout{0};
-};
-struct SplitsOptions {
-  std::vector<std::int64_t> output_splits = {};  // rows by rank; empty: equal parts
-  std::vector<std::int64_t> input_splits = {};
-  std::chrono::milliseconds timeout{0};
-};
-struct MessageOptions {
-  int tag = 0;
-  std::chrono::milliseconds timeout{0};
-};
-struct SplitOptions {
-  std::string name = {};                 // empty: made from the parent's
-  std::chrono::milliseconds timeout{0};  // of the new group's operations; 0: the parent's
-};
-
-inline constexpr int kAnySource = -1;
-
-// What the object collectives take and give.
-template <class T>
-concept ByteString = std::same_as<T, std::string> || std::same_as<T, std::vector<std::byte>> ||
-                     std::same_as<T, std::vector<std::uint8_t>>;
-
 // Ranks that move tensors together: a value over any c10d::Backend. Copies are the same group,
-// which ends with the last of them. Known to nobody but its holders: torch's global registry is not
-// used.
+// which ends with the last of them. Only its holders know it: torch's registry is not used.
 //
 // Collectives must be called in the same order on all ranks; methods may be called from any thread,
 // but then it is the callers who keep that order. A call returns when it is done, its _async form
@@ -81,14 +37,9 @@ class ProcessGroup {
  public:
   ProcessGroup() = default;  // no group: nothing but bool and assignment may be used
 
-  struct Adopted {
-    std::string name = {};                   // empty: the backend's group name
-    std::shared_ptr<Store> store = nullptr;  // for split and split_by, with fresh keys
-    std::chrono::milliseconds timeout{0};    // 0: the backend's
-  };
+  using Adopted = AdoptOptions;
   // A group on a backend that was made elsewhere: Gloo or NCCL from Python, a plugin, a test's own.
-  static ProcessGroup from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more);
-  static ProcessGroup from(c10::intrusive_ptr<c10d::Backend> backend);
+  static ProcessGroup from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more = {});
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const ProcessGroup&, const ProcessGroup&) = default;  // the same group
@@ -293,26 +244,6 @@ class ProcessGroup {
   std::shared_ptr<Impl> impl_;
 };
 
-class ProcessGroup::Batch {
- public:
-  Batch& send(const at::Tensor& tensor, int target, int tag = 0);
-  Batch& recv(const at::Tensor& tensor, int source, int tag = 0);
-  // Starts what was collected, and empties the batch.
-  void run(const CallSite& where = CallSite::current());
-  Work start(const CallSite& where = CallSite::current());
-
- private:
-  friend class ProcessGroup;
-  struct Item {
-    bool sends;
-    at::Tensor tensor;
-    int peer;
-    int tag;
-  };
-  explicit Batch(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-  std::shared_ptr<Impl> impl_;
-  std::vector<Item> items_;
-};
-
 }  // namespace convoy
+
+#include "convoy/group_batch.h"  // IWYU pragma: export

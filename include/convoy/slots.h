@@ -13,7 +13,7 @@
 #include "convoy/deadline.h"
 #include "convoy/values.h"
 
-namespace convoy {
+namespace convoy::share {
 
 // A tensor that is to be: what lies in each slot, or in each version of what is published.
 struct TensorSpec {
@@ -54,7 +54,7 @@ class Slot {
 
 // Slots of tensors in shared memory, allocated once, which actors fill and a learner reads:
 //
-//   const convoy::Slots slots(16, {{"states", {64, 4}}, {"rewards", {64}}});
+//   const convoy::share::Slots slots(16, {{"states", {64, 4}}, {"rewards", {64}}});
 //   while (auto slot = slots.fill(deadline)) {               // in an actor
 //     slot["states"].copy_(states);
 //     slot.commit();
@@ -100,8 +100,8 @@ class Slots {
   // How they travel: a tensor stands for them in a message.
   at::Tensor handle() const;
   static Slots open(const at::Tensor& handle);  // kInvalidArgument
-  void put_values(share::Message& to) const { to.add(handle()); }
-  static Slots take_values(share::ValueReader& from) { return open(from.take<at::Tensor>()); }
+  void put_values(Message& to) const { to.add(handle()); }
+  static Slots take_values(ValueReader& from) { return open(from.take<at::Tensor>()); }
 
  private:
   friend class Slot;
@@ -112,4 +112,4 @@ class Slots {
   std::shared_ptr<Impl> impl_;
 };
 
-}  // namespace convoy
+}  // namespace convoy::share

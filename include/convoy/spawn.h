@@ -73,10 +73,6 @@ class Processes {
   // terminated as by terminate(), and the first failure is thrown, each time: kRemote with the text
   // of its exception, kPeerLost with its exit code or signal; failures() has the parts.
   bool join(const Deadline& deadline);
-  template <class Rep, class Period>
-  bool join(std::chrono::duration<Rep, Period> timeout) {
-    return join(Deadline::after(timeout));
-  }
 
   // Those that have failed until now and were not ended by us, by index. Does not wait.
   std::vector<ProcessFailure> failures();

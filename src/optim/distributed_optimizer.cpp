@@ -171,8 +171,9 @@ void DistributedOptimizer::Impl::check(const std::vector<DistributedGroup>& grou
     }
   }
   if (count == 0) refuse_distributed("optimizer got an empty parameter list");
-  if (options_.timeout && options_.timeout->count() < 0) {
-    refuse_distributed("timeout must be >= 0 ms, got ", options_.timeout->count());
+  if (const auto left = options_.timeout.left(); left && left->count() < 0) {
+    refuse_distributed("timeout must be >= 0 ms, got ",
+                       std::chrono::duration_cast<std::chrono::milliseconds>(*left).count());
   }
 }
 

@@ -375,9 +375,13 @@ void FutureCore::resume(std::coroutine_handle<> coroutine) {
 
 namespace {
 
+// As the engine takes it: nullopt: the session's; 0: never.
 std::optional<std::chrono::nanoseconds> timeout_of(const CallOptions& options) {
-  if (!options.timeout) return std::nullopt;
-  return within_clock(*options.timeout);
+  if (!options.timeout.is_set()) [[likely]]
+    return std::nullopt;
+  const auto left = *options.timeout.left();
+  if (left.count() == 0 && options.timeout.is_deadline()) return std::chrono::nanoseconds(1);
+  return within_clock(std::chrono::ceil<std::chrono::milliseconds>(left));
 }
 
 }  // namespace
