@@ -24,7 +24,7 @@ int main() {
   constexpr int kAccumulate = 4;
   const auto world = convoy::init();
   torch::manual_seed(0);
-  const Waves waves;
+  Waves waves;
   torch::nn::Sequential net(torch::nn::Linear(8, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
   convoy::DistributedDataParallel model(net, world, {.bucket_cap_mb = 25});
   torch::optim::AdamW adam(model->parameters(), torch::optim::AdamWOptions(1e-2));

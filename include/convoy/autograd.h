@@ -25,13 +25,13 @@
 //   auto grads = context.gradients();                  // by tensor; .grad is untouched
 //   std::cout << grads.at(t1);
 //
-// docs/autograd.md is the guide.
+// See docs/reference/autograd.md.
 namespace convoy::autograd {
 
 // Which calls of a context take part in a backward pass.
 enum class Mode {
   kSmart,  // those that the roots depend on, tensor by tensor: they are found out first
-  kFast,   // all of them; one whose result was not used lets the pass fail at its deadline
+  kFast,   // all of them; a call whose result was not used makes the pass fail at its deadline
 };
 
 struct BackwardOptions {

@@ -43,6 +43,15 @@ class CastArgument {
   std::conditional_t<kCopies, Value, Arg&&> held_;
 };
 
+template <class T>
+concept ModuleHolder = requires(T& holder) { holder.ptr(); };
+template <class T>
+inline constexpr bool kIsSharedPointer = false;
+template <class T>
+inline constexpr bool kIsSharedPointer<std::shared_ptr<T>> = true;
+template <class T>
+concept NoModulePointer = !ModuleHolder<T> && !kIsSharedPointer<T>;
+
 }  // namespace detail
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:
@@ -52,12 +61,12 @@ class CastArgument {
 //   loss(model(input), target).backward();     // gradients are the same on every rank
 //   sgd.step();
 //
-// Net is a module holder or a shared_ptr to a module. All ranks make it and run it in the same way;
-// what differs is an error with names on every rank, and so is a backward that fails on one. A call
-// is collective where buffers are synchronised: with gradients on, in training mode. `model->` is
-// the module itself, whose calls train this rank alone. A module that has got other parameters
-// since it was wrapped is an error in the next forward: wrap it again. docs/ddp.md has the rules,
-// and what changes for those who come from Python.
+// Net is a module holder or a shared_ptr to a module. All ranks construct and run it in the same
+// way. A difference between ranks, or a backward that fails on one of them, is an error on every
+// rank, with names. A call is collective if it synchronizes buffers: in training mode with
+// gradients enabled. `model->` is the module itself; calling it directly trains this rank alone. If
+// the module's parameters were replaced after wrapping, the next forward throws: wrap it again.
+// docs/reference/ddp.md has the rules and a comparison with Python.
 template <class Module>
 class DistributedDataParallel : public Joinable {
  public:
@@ -66,10 +75,17 @@ class DistributedDataParallel : public Joinable {
                           const DdpOptions& options = {})
       : module_(std::move(module)), core_(module_, std::move(group), options) {}
   // A holder of torch::nn's, such as torch::nn::Linear.
-  template <class Holder>
-    requires requires(Holder& holder) { holder.ptr(); }
+  template <detail::ModuleHolder Holder>
   DistributedDataParallel(Holder holder, ProcessGroup group, const DdpOptions& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
+  // Anything else does not compile.
+  template <detail::NoModulePointer Other>
+  DistributedDataParallel(const Other&, const ProcessGroup& group, const DdpOptions& options = {})
+      : DistributedDataParallel(std::shared_ptr<Module>(), group, options) {
+    static_assert(detail::ModuleHolder<Other>,
+                  "DistributedDataParallel: pass a module holder (TORCH_MODULE) or a "
+                  "std::shared_ptr to a module, not the module itself or a plain pointer");
+  }
 
   // The module's forward. What it returns may be or hold tensors: see convoy/tensors_in.h.
   template <class... Args>
@@ -89,14 +105,15 @@ class DistributedDataParallel : public Joinable {
   Module& operator*() { return *module_; }
   const std::shared_ptr<Module>& module() const { return module_; }
 
-  // While it lives, backward adds to this rank's gradients only. Read when backward runs.
-  Reducer::NoSync no_sync() { return core_.reducer().no_sync(); }
+  // While it lives, backward adds to this rank's gradients only. It counts when backward runs. With
+  // `on` false it does nothing: no_sync(i % 4 != 3) in a loop that accumulates four batches.
+  Reducer::NoSync no_sync(bool on = true) { return core_.reducer().no_sync(on); }
   // Reduces what was accumulated, without a backward. Collective.
   void sync_gradients() { core_.sync_gradients(); }
   // Goes on with another group: see Reducer. Buffers become those of the same rank. kUnsupported
   // with parameter_groups.
   void update_process_group(ProcessGroup group) { core_.update_process_group(std::move(group)); }
-  // Before the first backward, once. Collective.
+  // Call it once, before the first backward. Collective.
   void register_comm_hook(CommHook hook) { core_.reducer().register_comm_hook(std::move(hook)); }
   void register_buffer_hook(BufferHook hook, BufferSync when = BufferSync::kAfterForward) {
     core_.set_buffer_hook(std::move(hook), when);
@@ -173,12 +190,14 @@ class DistributedDataParallel : public Joinable {
   DdpCore core_;
 };
 
-template <class Holder>
-  requires requires(Holder& holder) { holder.ptr(); }
+template <detail::ModuleHolder Holder>
 DistributedDataParallel(Holder, ProcessGroup, const DdpOptions& = {})
     -> DistributedDataParallel<typename Holder::ContainedType>;
 template <class Module>
 DistributedDataParallel(std::shared_ptr<Module>, ProcessGroup,
                         const DdpOptions& = {}) -> DistributedDataParallel<Module>;
+template <detail::NoModulePointer Other>
+DistributedDataParallel(Other, ProcessGroup,
+                        const DdpOptions& = {}) -> DistributedDataParallel<Other>;
 
 }  // namespace convoy

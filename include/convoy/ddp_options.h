@@ -42,10 +42,9 @@ inline constexpr GradReduce GradReduce::kSum{Kind::kSum, 1};
 // this host has cores that do not compute.
 enum class BucketLaunch { kAuto, kEarly, kLate };
 
-// Gradients with values that are infinite or no numbers, which are looked for before they are
-// reduced: kRaise is an error in that backward, on all ranks, with rank and parameter. kSkip drops
-// all gradients of that backward, on all ranks: they are undefined, and optimizers leave the model
-// as it is; Reducer::skipped() tells.
+// What to do about NaN or Inf gradients, which are checked for before they are reduced. kRaise: an
+// error in that backward on all ranks, naming rank and parameter. kSkip: drops the gradients of
+// that backward on all ranks; they are undefined, so optimizers do nothing. See Reducer::skipped().
 enum class NonFinite { kIgnore, kRaise, kSkip };
 
 enum class BufferSync { kBeforeForward, kAfterForward };

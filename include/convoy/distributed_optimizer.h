@@ -30,7 +30,7 @@ class OutputArchive;
 //   context.backward({loss});
 //   sgd.step(context);                       // at each owner, with the context's gradients
 //
-// docs/optim.md is the guide.
+// See docs/reference/optim.md.
 namespace convoy {
 
 // Parameters that are treated alike, wherever they are.

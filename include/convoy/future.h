@@ -10,7 +10,7 @@
 #include "convoy/deadline.h"
 #include "convoy/detail/future_core.h"
 
-// Results that are not there yet.
+// Futures: results of calls that are under way.
 //
 //   auto sum = session.rpc_async<my_add>("worker1", a, b);          // Future<at::Tensor>
 //   auto twice = sum.then([](const at::Tensor& t) { return t * 2; });  // Future<at::Tensor>
@@ -19,7 +19,7 @@
 // A coroutine that returns a Future may co_await others; it holds no thread meanwhile.
 namespace convoy::rpc {
 
-// A value that will be there, or an error. Copies are the same. Thread-safe.
+// The result of a call, available later: a value or an error. Copies share it. Thread-safe.
 template <class T>
 class [[nodiscard]] Future {
  public:
@@ -30,8 +30,8 @@ class [[nodiscard]] Future {
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
   explicit operator bool() const { return state_ != nullptr; }
 
-  // Blocks until it has ended (a call does so at its own deadline) and gives the value or throws
-  // the error; again and again, if you like. In a handler, the session runs another meanwhile.
+  // Blocks until it has ended (a call does so at its own deadline) and returns the value or throws
+  // the error. May be called repeatedly. In a handler, the session runs another handler meanwhile.
   decltype(auto) wait() const& { return value_at(Deadline::never()); }
   T wait() && { return T(value_at(Deadline::never())); }
   // The same with a limit of the caller's: kTimeout if it passes first; the call goes on.
@@ -54,7 +54,7 @@ class [[nodiscard]] Future {
   template <class Function>
   auto then(Function function) const;
 
-  // Gives up: it ends with kCancelled, and the callee is told. False: it has ended.
+  // Cancels it: it ends with kCancelled, and the callee is told. False if it has ended already.
   bool cancel() const { return core().cancel(); }
 
   auto operator co_await() const;
@@ -81,8 +81,8 @@ class [[nodiscard]] Future {
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 
-// The other end of a future that is not a call's. Movable; the future of a promise that goes
-// without having set anything ends with kCancelled. Thread-safe but for moves.
+// The producing side of a future. Movable. If it is destroyed without a result, the future ends
+// with kCancelled. Thread-safe except for moves.
 template <class T>
 class Promise {
  public:

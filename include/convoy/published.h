@@ -131,9 +131,9 @@ std::vector<NamedTensor> named_tensors(const T& source) {
 //   const auto now = weights.read();
 //   now["fc.weight"], now.version(), weights.behind(now)
 //
-// A reader gets a whole version, never parts of two, and never makes the writer wait; neither does
-// one that dies. Copies, and what another process gets as an argument or in a message, are the
-// same. All methods but the constructor and assignment may be called from any thread.
+// A reader always sees one complete version. Readers never block the writer, even if they die.
+// Copies, and objects passed to other processes, are the same. All methods but the constructor and
+// assignment may be called from any thread.
 template <class T>
 class Published : public PublishedTensors {
  public:

@@ -72,24 +72,26 @@ class Reducer : public Joinable {
   std::vector<at::Tensor> prepare_for_backward(at::TensorList outputs,
                                                Forward forward = Forward::kInStep);
 
-  // While one of these lives, backward only adds to this rank's gradients. Read when backward runs.
+  // While one of these lives, backward only adds to this rank's gradients. It counts when backward
+  // runs. With `on` false it does nothing: no_sync(i % 4 != 3) in a loop that accumulates four
+  // batches.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(Reducer& reducer);
+    explicit NoSync(Reducer& reducer, bool on = true);
     ~NoSync();
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    std::shared_ptr<Impl> impl_;
+    std::shared_ptr<Impl> impl_;  // nullptr: it does nothing
   };
-  NoSync no_sync() { return NoSync(*this); }
+  NoSync no_sync(bool on = true) { return NoSync(*this, on); }
   bool is_paused() const;  // inside of such a scope
   // Reduces what was accumulated, without a backward. Collective.
   void sync_gradients();
 
-  // Before the first backward, once. Collective. kInvalidArgument for nullptr, and with another
-  // GradReduce than kMean: what gradients become is then the hook's.
+  // Call it once, before the first backward. Collective. kInvalidArgument for nullptr, and with
+  // another GradReduce than kMean: what gradients become is then the hook's.
   void register_comm_hook(CommHook hook);
   // As the option; before the first backward that is reduced, on all ranks: kInvalidArgument
   // afterwards. find_unused_parameters is then without effect.

@@ -30,17 +30,17 @@
 //   auto t4 = rpc.to("worker1", {.timeout = 5s}).rpc_sync<my_add>(t1, t2);
 //   rpc.shutdown();
 //
-// docs/rpc.md is the guide.
+// See docs/reference/rpc.md.
 namespace convoy::rpc {
 
 class Target;
 
-// A worker among others. Copies are the same session, which ends by shutdown(), or abruptly when
-// the last copy goes that is no handler's. Thread-safe.
+// This worker's part of a session. Copies share it. It ends by shutdown(), or abruptly with the
+// last copy outside of handlers. Thread-safe.
 class Session {
  public:
-  // Meets the others; all of them make theirs. A process may have several sessions. Throws
-  // kInvalidArgument for a bad name, one that two have ("is not unique", on all of them), and what
+  // Meets the other workers; each of them constructs its session. A process may have several.
+  // Throws kInvalidArgument for a bad or duplicate name ("is not unique", on all of them), and what
   // rendezvous() throws.
   explicit Session(const SessionOptions& options = {});
   explicit Session(std::shared_ptr<detail::SessionImpl> impl) : impl_(std::move(impl)) {}
@@ -81,16 +81,16 @@ class Session {
   // here and below as in CallOptions.
   WorkerInfo wait_for(const std::string& name, const Timeout& timeout = {}) const;
   View view() const;
-  // Calls it for each view from now on, one after the other, on the session's threads. The view
+  // Calls `callback` for each later view, one at a time, on the session's threads. Returns the view
   // before the first of them.
   View on_change(std::function<void(const View&)> callback) const;
-  // Calls it once, on the session's threads, when that worker has left or is lost; soon, if it is
-  // so already. Not when this session ends.
+  // Calls `callback` once, on a thread of the session, when that worker leaves or is lost; soon if
+  // it already has. Not called when this session ends.
   void on_lost(const To& worker,
                std::function<void(const WorkerInfo&, const Error&)> callback) const;
 
-  // What each of these workers (all, by default) gives, by name. Each of them calls it. kTimeout
-  // names those who did not come.
+  // Collects a value from each of these workers (default: all), by name. Each of them must call it.
+  // kTimeout names the missing ones.
   template <class T>
   std::map<std::string, T> all_gather(const T& value, const std::vector<std::string>& names = {},
                                       const Timeout& timeout = {}) const;
@@ -145,7 +145,7 @@ class CurrentCall {
   const std::string& function() const;
   // Until when the caller waits.
   Deadline deadline() const;
-  // Nobody waits for the result any more: the caller gave up, its time is over, or it is gone.
+  // True if nobody waits for the result: the caller cancelled, timed out or died.
   bool cancelled() const;
 
  private:

@@ -23,7 +23,7 @@ struct WorkerInfo {
   friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
 };
 
-// Whom a call goes to: a name, a rank, or a WorkerInfo. Refers to the name.
+// The target of a call: a name, a rank, or a WorkerInfo. Does not copy the name.
 class To {
  public:
   To(const char* name) : name_(name) {}
@@ -66,7 +66,7 @@ struct RRefInfo {
   std::uint64_t num_forks = 0;            // references of others to values here
 };
 
-// What a caller does that has too much under way to one worker.
+// What a call does if too many calls or bytes are under way to one worker.
 enum class WhenFull {
   kWait,   // until there is room, at most until the call's deadline
   kThrow,  // kResource
@@ -106,9 +106,9 @@ struct CallOptions {
 };
 
 struct ShutdownOptions {
-  // Waits until no worker has calls under way; all workers must call shutdown(). References end: of
-  // no value is one left. Without it, calls under way end with kCancelled. Where workers come and
-  // go, this worker leaves when it has no calls under way, and nobody refers to values here.
+  // Waits until no worker has calls under way; all workers must call shutdown(). All references
+  // end. If false, calls under way end with kCancelled. With Members::kComeAndGo, this worker
+  // leaves once it has no calls under way and nobody refers to its values.
   bool graceful = true;
   // Without `graceful`: others may still refer to values here. Otherwise that is kInvalidArgument
   // ("Leaking RRef"), thrown when the session has ended.

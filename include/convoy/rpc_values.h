@@ -17,9 +17,9 @@
 #include "convoy/fields.h"
 #include "convoy/future.h"
 
-// How arguments and results of calls become bytes (docs/wire.md has the tables): a sink and a
-// source of convoy/fields.h. Two passes: the first finds out how many bytes there are, the second
-// writes them to where they travel. For convoy/rpc.h; nothing here is for direct use.
+// How arguments and results of calls become bytes (docs/internals/wire.md has the tables): a sink
+// and a source of convoy/fields.h. Two passes: the first finds out how many bytes there are, the
+// second writes them to where they travel. For convoy/rpc.h; nothing here is for direct use.
 namespace convoy::rpc::detail {
 
 // Takes values from what arrived, which may be anything: kInvalidArgument.

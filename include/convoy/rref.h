@@ -23,7 +23,8 @@
 //   auto copy = weights.to_here();
 //   auto& here = weights.local_value();                      // at the owner
 //
-// The value lives at its owner as long as a reference to it is anywhere. docs/rref.md is the guide.
+// The value lives at its owner as long as any worker has a reference to it. See
+// docs/reference/rref.md.
 namespace convoy::rpc {
 
 template <class T>
@@ -33,10 +34,11 @@ namespace detail {
 [[noreturn]] void fail_backward_of_user(const RRefHandle& handle);
 }
 
-// A reference. Copies are the same; it may be an argument or a result of calls, and in containers
-// and structs of them. It may outlive its session, and does not keep it. Thread-safe.
+// A counted reference to a value on another worker. Copies are the same reference. It may be an
+// argument or a result of calls, also in containers and structs. It may outlive its session, and
+// does not keep it. Thread-safe.
 //
-// Whatever needs the value throws what its creation threw, kPeerLost when its owner is gone, and
+// Every use of the value throws what its creation threw, kPeerLost when its owner is gone, and
 // kInvalidArgument ("deleted") when the session has ended.
 template <class T>
 class RRef {

@@ -61,11 +61,11 @@ class Slot {
 //   }
 //   while (auto slot = slots.next(deadline)) train(slot["states"], slot["rewards"]);
 //
-// Copies, and what another process gets as an argument or in a message, are the same slots.
-// Several processes may fill, several may read. A process that dies takes nothing with it: what it
-// was filling is free again, what it was reading is ready again (each with a line in the log and in
-// counts()). Slots are read in the order in which they were committed. All methods but the
-// constructor and assignment may be called from any thread.
+// Copies, and what another process gets as an argument or in a message, are the same slots. Several
+// processes may fill, several may read. If a process dies, the slot that it was filling becomes
+// free, and the slot that it was reading becomes ready again (logged, and counted in counts()).
+// Slots are read in the order in which they were committed. All methods but the constructor and
+// assignment may be called from any thread.
 class Slots {
  public:
   Slots() = default;  // none
@@ -80,7 +80,7 @@ class Slots {
   Slot next(const Deadline& deadline) const;
   Slot try_next() const;
 
-  // Nobody shall fill any more; who waits for a free slot, here or elsewhere, is told so.
+  // No more slots can be filled; processes that wait for a free slot wake up.
   void close() const;
   bool closed() const;
 

@@ -83,7 +83,8 @@ struct Member {
 // on the thread that serves the endpoint; never on one that waits. Call::ended() is called by the
 // thread that takes the answer: mostly that which waits for it.
 //
-// docs/wire.md has what they write to each other, docs/rpc.md what users see of it.
+// docs/internals/wire.md has what they write to each other, docs/reference/rpc.md what users see of
+// it.
 class Agent final : private transport::Inbox {
  public:
   // Not met by anybody yet: meet() or admit().

@@ -116,7 +116,11 @@ std::vector<std::vector<std::size_t>> Reducer::buckets() const {
   return lists;
 }
 
-Reducer::NoSync::NoSync(Reducer& reducer) : impl_(reducer.impl_) { impl_->pause(1); }
-Reducer::NoSync::~NoSync() { impl_->pause(-1); }
+Reducer::NoSync::NoSync(Reducer& reducer, bool on) : impl_(on ? reducer.impl_ : nullptr) {
+  if (impl_) impl_->pause(1);
+}
+Reducer::NoSync::~NoSync() {
+  if (impl_) impl_->pause(-1);
+}
 
 }  // namespace convoy

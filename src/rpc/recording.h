@@ -20,7 +20,7 @@ namespace convoy::rpc::detail {
 class SessionImpl;
 struct Body;
 
-// Behind the values of a message. docs/wire.md has the bytes.
+// Behind the values of a message. docs/internals/wire.md has the bytes.
 struct RecordTrailer {
   static constexpr std::uint32_t kMagic = 0x47415643;  // "CVAG"
 

@@ -51,7 +51,7 @@ struct Output {
 };
 
 // The references of one worker: values here and who refers to them; references here to values of
-// others; references on their way. docs/rref.md has the protocol and why it holds:
+// others; references on their way. docs/reference/rref.md has the protocol and why it holds:
 //  1. the owner hears of the end of every reference: by kDelete, or because its worker is lost;
 //  2. a reference does not end before the owner knows of those that were made of it: it is pinned
 //     by each passage until the receiver says kAccept or kRefuse, or its call was answered.

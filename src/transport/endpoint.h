@@ -20,7 +20,7 @@
 // by (through a store, say), a Remote for each other party, and an Inbox that takes what arrives.
 // There are three kinds: processes of one host (transport/shm/shm_endpoint.h), parties of a
 // simulated world with a time of its own (transport/simulation.h), and a faulty one around either
-// (transport/faulty.h). docs/endpoint.md has the protocol.
+// (transport/faulty.h). docs/internals/endpoint.md has the protocol.
 namespace convoy::transport {
 
 // Names one endpoint for ever: a process that comes back has another one.

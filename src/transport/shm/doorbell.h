@@ -31,7 +31,7 @@ namespace convoy::shm {
 // look who is awake or asleep) and a thread (1: announce that it sleeps or leaves, 2: look at the
 // bits), one of the two sees the other; then os/wait.h applies. The same holds for a sender whose
 // ring is watched (1: write the letter, 2: look who is awake) and for who stops to watch it (1:
-// watch another, 2: look at the ring). docs/endpoint.md has the whole argument, and
+// watch another, 2: look at the ring). docs/internals/endpoint.md has the whole argument, and
 // tests/model/doorbell.pml checks it.
 //
 // Both WaitWords count rings, and naps twice: when they begin and when they end. So whoever finds
