@@ -1,5 +1,6 @@
 """The docs say what is there: links lead somewhere, programs are those that are compiled."""
 import importlib.util
+import os
 import re
 import subprocess
 import tempfile
@@ -62,6 +63,17 @@ class DocsTest(unittest.TestCase):
     def test_pictures_are_what_their_texts_say(self):
         done = subprocess.run([ROOT / "tools" / "pictures", "--check"], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, ""))
+
+    @unittest.skipUnless(os.environ.get("CONVOY_COMMAND"), "needs the command (ctest sets it)")
+    def test_the_command_line_is_in_the_reference(self):
+        page = (ROOT / "docs" / "reference" / "launcher.md").read_text()
+        for command in ("run", "record", "doctor"):
+            done = subprocess.run([os.environ["CONVOY_COMMAND"], "help", command], capture_output=True, text=True, check=True)
+            options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", done.stdout))
+            self.assertIn("--help", options)
+            for option in sorted(options):
+                with self.subTest(command=command, option=option):
+                    self.assertIn(option, page)
 
     def test_targets_of_make_exist(self):
         targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
