@@ -643,7 +643,7 @@ TEST(ShmEndpointTest, QuotaBoundsWhatARemoteHolds) {
 
 TEST(ShmEndpointTest, LargePiecesThatStayAreReadWhereTheyAre) {
   std::atomic<int> sent = 0;
-  const auto a = join();
+  const auto a = join({.least_direct = 1 << 20});
   Endpoint* const endpoint = a->endpoint.get();
   const auto b = join();
   Remote& to_b = a->to(*b);
@@ -729,7 +729,7 @@ TEST(ShmEndpointTest, SmallLettersOvertakeLargeOnes) {
 // Two remotes send large letters: neither waits until the other's is copied.
 TEST(ShmEndpointTest, LargeLettersTakeTurns) {
   std::atomic<int> sent = 0;
-  const auto a = join();
+  const auto a = join({.least_direct = 1 << 20});
   const auto b = join();
   const auto receiver = join({.service_thread = false});
   const Bytes data = some_bytes(16 << 20, 7);

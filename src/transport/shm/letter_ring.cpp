@@ -29,7 +29,7 @@ std::byte* data_of(const Mapping& mapping) { return mapping->data() + RingLayout
 LetterEntry parse_entry(std::span<const std::byte> entry) {
   if (entry.size() < sizeof(LetterEntry)) bad_ring("a letter that is cut off");
   const auto head = value_at<LetterEntry>(entry.data());
-  if (head.bytes != entry.size() || head.zero != 0 || head.flags > 1 ||
+  if (head.bytes != entry.size() || head.zero != 0 || head.flags > 3 ||
       head.head_bytes > transport::Letter::kMostHead ||
       head.pieces > transport::Letter::kMostPieces || head.loan > RingLayout::kLoans) {
     bad_ring("a letter of impossible numbers");
@@ -42,7 +42,8 @@ LetterEntry parse_entry(std::span<const std::byte> entry) {
 std::optional<PlainLetter> parse_plain(std::span<const std::byte> entry) {
   const LetterEntry head = parse_entry(entry);
   if (head.pieces != 0) return std::nullopt;
-  if (sizeof(LetterEntry) + padded(head.head_bytes) != entry.size() || head.loan != 0) {
+  if (sizeof(LetterEntry) + padded(head.head_bytes) != entry.size() || head.loan != 0 ||
+      (head.flags & LetterEntry::kStreams) != 0) {
     bad_ring("a letter longer or shorter than itself");
   }
   return PlainLetter{head.kind, (head.flags & LetterEntry::kReply) != 0, head.head_bytes,
@@ -89,6 +90,8 @@ ParsedLetter parse_letter(std::span<const std::byte> entry) {
   if ((head.loan != 0 && !lent) || (head.loan != 0 && head.loan == letter.direct_loan)) {
     bad_ring("a loan of nothing");
   }
+  letter.streams = (head.flags & LetterEntry::kStreams) != 0;
+  if (letter.streams && (!lent || letter.direct_loan != 0)) bad_ring("a stream of nothing");
   return letter;
 }
 

@@ -264,6 +264,8 @@ void ShmEndpoint::take_over_hand() {
 void ShmEndpoint::end_burst(ShmRemote& remote, bool drained) {
   if (remote.reader_ && remote.reader_->writer_is_blocked(drained)) remote.bell_->knock(false);
   if (remote.look_at_sent()) push_task({.type = Task::Type::kRoom, .remote = &remote});
+  if (!remote.stalled_.empty()) [[unlikely]]
+    retry_stalled(remote);
 }
 
 ShmEndpoint::Moved ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter) {

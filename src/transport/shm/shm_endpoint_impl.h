@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <bitset>
 #include <climits>
 #include <deque>
@@ -105,7 +106,9 @@ class ShmRemote final : public transport::Remote {
     std::shared_ptr<Alarm> alarm;
   };
   struct Loan {
-    enum class State { kFree, kFilling, kLent } state = State::kFree;
+    // kStreaming: it is being filled, too, and the reader knows of it.
+    enum class State { kFree, kFilling, kStreaming, kLent } state = State::kFree;
+    bool given_back = false;  // of one that streams: the sender frees it when it has filled it
     std::size_t bytes = 0;
     Location block;
     transport::Sent on_sent;
@@ -118,6 +121,8 @@ class ShmRemote final : public transport::Remote {
   std::span<std::byte> begin_small(std::size_t entry_bytes);
   transport::SendResult send_large(const transport::Letter& letter, const Plan& plan,
                                    transport::Sent& on_sent);
+  void stream(const transport::Letter& letter, const Plan& plan, std::byte* block);
+  void end_stream(const Plan& plan, const Mapping& ring, const std::shared_ptr<Peer>& peer);
   bool reserve_loans(Plan& plan);
   void drop_loans(Plan& plan);
   bool can_be_read();
@@ -155,11 +160,12 @@ class ShmRemote final : public transport::Remote {
   };
   std::shared_ptr<RingReader> reader_;
   std::map<SegmentId, SegmentSlot> segments_;
-  std::vector<std::unique_ptr<struct Transfer>> stalled_;  // their segments are still on their way
-  bool joining_ = false;                                   // Inbox::joined() was not called yet
-  bool queued_ = false;                                    // in the endpoint's ready_
-  int burst_ = 0;                                          // letters taken in its turn
-  std::size_t transfers_ = 0;                              // large letters that are being taken
+  // Their segments are still on their way, or their sender has stopped to fill them.
+  std::vector<std::unique_ptr<struct Transfer>> stalled_;
+  bool joining_ = false;       // Inbox::joined() was not called yet
+  bool queued_ = false;        // in the endpoint's ready_
+  int burst_ = 0;              // letters taken in its turn
+  std::size_t transfers_ = 0;  // large letters that are being taken
   // Replies that threads in wait() have taken out of its ring, and those that they have delivered.
   std::uint64_t taken_ = 0;
   std::atomic<std::uint64_t> delivered_{0};
@@ -184,12 +190,32 @@ struct Transfer {
   std::shared_ptr<Borrowed> hold;    // of what was lent
   std::shared_ptr<Borrowed> direct;  // of what is read in the sender's memory
   std::vector<Source> sources;
+  // Of one that streams: how much is there, and from where that counts.
+  const std::atomic<std::uint64_t>* ready = nullptr;
+  const std::byte* stream = nullptr;
+  int polls_in_vain = 0;
   std::vector<transport::Part> parts;
   bool placed = false;
   // All was copied; delivered when the ring was read up to there.
   std::optional<std::uint64_t> settles = std::nullopt;
   std::size_t piece = 0;  // where copying is
   std::size_t done = 0;
+
+  // How much of the piece is there. Sequentially consistent: looked at after the sender's bit was
+  // cleared, it is what the sender had stored before it found the bit set.
+  std::size_t there() const noexcept {
+    const Source& source = sources[piece];
+    if (!stream || letter.pieces[piece].entry.how != PieceEntry::kLent) return source.bytes;
+    const auto begin = static_cast<std::uint64_t>(source.data - stream);
+    const std::uint64_t end = ready->load();
+    return static_cast<std::size_t>(std::clamp(end, begin, begin + source.bytes) - begin);
+  }
+  // There is something to copy, or the piece is complete. One whose sender says nonsense goes on,
+  // too: copying finds out.
+  bool can_go_on() const noexcept {
+    if (!stream || piece == sources.size()) return true;
+    return sources[piece].to ? there() != done : there() == sources[piece].bytes;
+  }
 };
 
 // Letters without pieces that were taken out of one ring at once, to be delivered without the lock.
@@ -380,6 +406,8 @@ class ShmEndpoint final : public transport::Endpoint {
   bool resolve(Transfer& transfer);
   void place(Transfer& transfer);
   bool copy_slice(Transfer& transfer, std::size_t budget);
+  void go_on(std::unique_ptr<Transfer> transfer);
+  void stall(std::unique_ptr<Transfer> transfer);
   void end_transfer(ShmRemote& remote);
 
   // shm_losses.cpp
