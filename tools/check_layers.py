@@ -35,6 +35,7 @@ MAY_INCLUDE = {
     # implements it.
     "autograd": GROUPS + ["rpc", "ddp"],
     "optim": GROUPS + ["rpc", "ddp", "autograd"],
+    "pipeline": GROUPS + ["rpc", "autograd"],
     "launch": ["base", "os", "store"],
 }
 TORCH_FREE = CORE + ["mpi", "launch"]
@@ -109,6 +110,7 @@ PUBLIC_HEADERS = {
     "autograd.h": "autograd",
     "distributed_optimizer.h": "optim",
     "optim.h": "optim",
+    "pipeline.h": "pipeline",
     "convoy.h": "all",
 }
 # These use convoy as its users do.

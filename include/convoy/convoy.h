@@ -52,3 +52,4 @@
 // Gradients across workers.
 #include "convoy/autograd.h"
 #include "convoy/distributed_optimizer.h"
+#include "convoy/pipeline.h"
