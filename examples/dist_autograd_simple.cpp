@@ -2,8 +2,8 @@
 //
 //   convoy run -n 2 dist_autograd_simple
 //
-// It prints the gradients beside those of one process, and what was recorded. docs/guide/autograd.md
-// explains it.
+// It prints the gradients beside those of one process, and what was recorded.
+// docs/guide/autograd.md explains it.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

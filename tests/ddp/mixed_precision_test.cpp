@@ -1,5 +1,5 @@
-// Mixed precision: beside a loop written by hand, and the rules of docs/reference/ddp.md. (PyTorch has no
-// test of it on the CPU, where its own needs streams.)
+// Mixed precision: beside a loop written by hand, and the rules of docs/reference/ddp.md. (PyTorch
+// has no test of it on the CPU, where its own needs streams.)
 #include <sstream>
 
 #include "convoy/optimizer_in_backward.h"
