@@ -132,7 +132,7 @@ bench-rpc: bootstrap-actors build ## calls with tensors beside PyTorch's RPC, gR
 	@bench/rpc.py
 
 bench-autograd: build ## backward passes across workers beside torch.distributed.autograd, into build/bench/autograd.json
-	@bench/autograd.py
+	@failed=0; for bench in autograd pipeline; do bench/$$bench.py || failed=1; done; exit $$failed
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed

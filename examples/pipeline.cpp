@@ -23,9 +23,12 @@ constexpr double kRate = 0.1;
 // The same weights wherever it is made.
 torch::nn::Sequential make_net(int stage) {
   torch::manual_seed(stage);
-  if (stage == 0) return {torch::nn::Linear(kIn, kHidden), torch::nn::Tanh()};
-  if (stage == 1) return {torch::nn::Linear(kHidden, kHidden), torch::nn::Tanh()};
-  return torch::nn::Sequential(torch::nn::Linear(kHidden, kOut));
+  using torch::nn::Linear;
+  using torch::nn::Sequential;
+  using torch::nn::Tanh;
+  if (stage == 0) return Sequential(Linear(kIn, kHidden), Tanh());
+  if (stage == 1) return Sequential(Linear(kHidden, kHidden), Tanh());
+  return Sequential(Linear(kHidden, kOut));
 }
 torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) {
   return torch::nn::functional::cross_entropy(output, target);

@@ -36,47 +36,45 @@ namespace convoy {
 
 // In which order a stage works on micro-batches.
 enum class PipelineSchedule {
-  kGPipe, // all forwards, then all backwards
-  k1F1B,  // a backward as soon as it can be: a stage keeps few activations
+  kGPipe,  // all forwards, then all backwards
+  k1F1B,   // a backward as soon as it can be: a stage keeps few activations
 };
 
 struct PipelineOptions {
-  int micro_batches = 4; // the parts of a batch, along the first dimension
+  int micro_batches = 4;  // the parts of a batch, along the first dimension
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  Timeout timeout = std::chrono::minutes(30); // of a step
+  Timeout timeout = std::chrono::minutes(30);  // of a step
 };
 
 // A part of a model, where its parameters are: made by a function of the
 // worker's, and used through a reference. Copies are the same stage.
 // Thread-safe, but for what its functions do.
 class PipelineStage {
-public:
-  using Forward = std::function<at::Tensor(const at::Tensor &input)>;
+ public:
+  using Forward = std::function<at::Tensor(const at::Tensor& input)>;
   // A scalar, such as the mean over the samples of a micro-batch.
-  using Loss = std::function<at::Tensor(const at::Tensor &output,
-                                        const at::Tensor &target)>;
+  using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
   // Of a module's holder. The last stage has a loss.
   template <class Module>
-    requires requires(Module &module) { module->parameters(); }
+    requires requires(Module& module) { module->parameters(); }
   explicit PipelineStage(Module module, Loss loss = {})
       : PipelineStage(
-            [module](const at::Tensor &input) mutable -> at::Tensor {
+            [module](const at::Tensor& input) mutable -> at::Tensor {
               return module->forward(input);
             },
             module->parameters(), std::move(loss)) {}
-  PipelineStage(Forward forward, std::vector<at::Tensor> parameters,
-                Loss loss = {});
+  PipelineStage(Forward forward, std::vector<at::Tensor> parameters, Loss loss = {});
 
-  const std::vector<at::Tensor> &parameters() const;
+  const std::vector<at::Tensor>& parameters() const;
   // Why the last step failed that did, as this stage was told; empty: none has.
   std::string last_error() const;
 
-  class Impl; // opaque
-  Impl &impl() const { return *impl_; }
+  class Impl;  // opaque
+  Impl& impl() const { return *impl_; }
 
-private:
-  std::shared_ptr<Impl> impl_; // shared with what is under way
+ private:
+  std::shared_ptr<Impl> impl_;  // shared with what is under way
 };
 
 // When a stage worked on what.
@@ -91,7 +89,7 @@ struct PipelineSpan {
 };
 
 struct PipelineTimeline {
-  std::vector<std::string> workers = {}; // of the stages
+  std::vector<std::string> workers = {};  // of the stages
   std::vector<PipelineSpan> spans = {};
 
   // A picture: stages below each other, time to the right.
@@ -101,8 +99,8 @@ struct PipelineTimeline {
 };
 
 struct PipelineStep {
-  at::Tensor loss; // of the batch: the mean of the micro-batches' losses, by
-                   // their samples
+  at::Tensor loss;  // of the batch: the mean of the micro-batches' losses, by
+                    // their samples
   PipelineTimeline timeline = {};
 };
 
@@ -113,11 +111,11 @@ struct PipelineStep {
 // process gets that works on one micro-batch after the other. One thread at a
 // time.
 class Pipeline {
-public:
+ public:
   // Stages in their order; the last one must have a loss for step(). Does not
   // wait for them.
-  Pipeline(const rpc::Session &session, std::vector<RRef<PipelineStage>> stages,
-           const PipelineOptions &options = {});
+  Pipeline(const rpc::Session& session, std::vector<RRef<PipelineStage>> stages,
+           const PipelineOptions& options = {});
 
   // Forward and backward. Gradients of the loss are added where the parameters
   // are: to the distributed autograd context of this thread
@@ -125,19 +123,19 @@ public:
   // nothing was added: rpc::RemoteError with the stage and its worker (kRemote:
   // its functions threw; kPeerLost; kTimeout), and every stage is told the
   // same. Error kInvalidArgument for batches that cannot be cut.
-  PipelineStep step(const at::Tensor &input, const at::Tensor &target) const;
+  PipelineStep step(const at::Tensor& input, const at::Tensor& target) const;
   // What the last stage makes of it, without its loss and without gradients.
-  at::Tensor forward(const at::Tensor &input) const;
+  at::Tensor forward(const at::Tensor& input) const;
 
   // References to the parameters of all stages, in their order, for a
   // DistributedOptimizer.
   std::vector<RRef<at::Tensor>> parameters() const;
-  const std::vector<RRef<PipelineStage>> &stages() const;
-  const PipelineOptions &options() const;
+  const std::vector<RRef<PipelineStage>>& stages() const;
+  const PipelineOptions& options() const;
 
-private:
+ private:
   struct Impl;
   std::shared_ptr<const Impl> impl_;
 };
 
-} // namespace convoy
+}  // namespace convoy

@@ -261,10 +261,10 @@ void ShardedOptimizerBase::Impl::finish(const std::vector<bool>& used) {
   std::vector<bool> has(members_.size());
   bool some = false;
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    has[m] = used[members_[m].index] && !done_[m] && members_[m].parameter.requires_grad();
+    has[m] = used[members_[m].index] && !round_.done[m] && members_[m].parameter.requires_grad();
     some |= has[m];
   }
-  if (!some && some_done_) {
+  if (!some && round_.some_done) {
     ++stats_.steps;
     return;
   }
@@ -310,8 +310,8 @@ void ShardedOptimizerBase::Impl::closed() noexcept {
     stuck_ = true;
     return;
   }
-  std::fill(done_.begin(), done_.end(), false);
-  some_done_ = in_round_ = false;
+  std::fill(round_.done.begin(), round_.done.end(), false);
+  round_.some_done = round_.begun = false;
 }
 
 }  // namespace convoy

@@ -86,7 +86,7 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
     takes_[index] = true;
     members_.push_back(member);
   }
-  done_.resize(members_.size());
+  round_.done.resize(members_.size());
   check_apart(*ReducerAccess::impl(reducer));
   ReducerAccess::impl(reducer)->check_port(takes_);
 }

@@ -8,18 +8,15 @@ using Kind = PipelineSpan::Kind;
 
 std::vector<PipelineOp> forward_ops(int micro_batches) {
   std::vector<PipelineOp> ops;
-  for (int i = 0; i < micro_batches; ++i)
-    ops.push_back({Kind::kForward, i});
+  for (int i = 0; i < micro_batches; ++i) ops.push_back({Kind::kForward, i});
   return ops;
 }
 
-std::vector<PipelineOp> pipeline_ops(PipelineSchedule schedule,
-                                     std::size_t stage, std::size_t stages,
-                                     int micro_batches) {
+std::vector<PipelineOp> pipeline_ops(PipelineSchedule schedule, std::size_t stage,
+                                     std::size_t stages, int micro_batches) {
   if (schedule == PipelineSchedule::kGPipe) {
     auto ops = forward_ops(micro_batches);
-    for (int i = 0; i < micro_batches; ++i)
-      ops.push_back({Kind::kBackward, i});
+    for (int i = 0; i < micro_batches; ++i) ops.push_back({Kind::kBackward, i});
     return ops;
   }
   // So many forwards that the first one's gradient comes back when the last of
@@ -28,10 +25,9 @@ std::vector<PipelineOp> pipeline_ops(PipelineSchedule schedule,
   auto ops = forward_ops(ahead);
   for (int i = 0; i < micro_batches; ++i) {
     ops.push_back({Kind::kBackward, i});
-    if (ahead + i < micro_batches)
-      ops.push_back({Kind::kForward, ahead + i});
+    if (ahead + i < micro_batches) ops.push_back({Kind::kForward, ahead + i});
   }
   return ops;
 }
 
-} // namespace convoy
+}  // namespace convoy

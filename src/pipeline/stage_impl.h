@@ -19,33 +19,31 @@ namespace convoy {
 
 // The stage's thread does one thing at a time; calls of others only leave
 // tensors for it. Steps that were begun wait until those before have ended.
-class PipelineStage::Impl
-    : public std::enable_shared_from_this<PipelineStage::Impl> {
-public:
+class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::Impl> {
+ public:
   Impl(Forward forward, std::vector<at::Tensor> parameters, Loss loss);
-  Impl(const Impl &) = delete;
-  Impl &operator=(const Impl &) = delete;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   ~Impl();
 
-  const std::vector<at::Tensor> &parameters() const { return parameters_; }
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
   std::string last_error() const;
 
   // As the functions of messages.h.
-  void begin(const detail::StagePlan &plan, const rpc::Session &session,
-             int driver);
-  std::shared_ptr<StageRun> find(std::uint64_t step) const; // kInvalidArgument
-  void abort(std::uint64_t step, const std::exception_ptr &error);
+  void begin(const detail::StagePlan& plan, const rpc::Session& session, int driver);
+  std::shared_ptr<StageRun> find(std::uint64_t step) const;  // kInvalidArgument
+  void abort(std::uint64_t step, const std::exception_ptr& error);
   void commit(std::uint64_t step);
 
-private:
+ private:
   using RunPtr = std::shared_ptr<StageRun>;
 
-  void driver_lost(int driver, const Error &error);
-  void drop(std::uint64_t step, const std::exception_ptr &error);
-  void work(const std::stop_token &stop);
-  void execute(const RunPtr &run);
-  void forward(const RunPtr &run, int micro_batch);
-  void backward(const RunPtr &run, int micro_batch);
+  void driver_lost(int driver, const Error& error);
+  void drop(std::uint64_t step, const std::exception_ptr& error);
+  void work(const std::stop_token& stop);
+  void execute(const RunPtr& run);
+  void forward(const RunPtr& run, int micro_batch);
+  void backward(const RunPtr& run, int micro_batch);
 
   const Forward forward_;
   const std::vector<at::Tensor> parameters_;
@@ -53,13 +51,12 @@ private:
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
   // Guarded by mutex_:
-  std::map<std::uint64_t, RunPtr>
-      runs_;                 // until they are committed or have failed
-  std::deque<RunPtr> queue_; // in the order in which they were begun
-  std::set<int> watched_;    // drivers whose loss is told
+  std::map<std::uint64_t, RunPtr> runs_;  // until they are committed or have failed
+  std::deque<RunPtr> queue_;              // in the order in which they were begun
+  std::set<int> watched_;                 // drivers whose loss is told
   std::string last_error_;
   // Last, so that it ends first.
   std::jthread thread_;
 };
 
-} // namespace convoy
+}  // namespace convoy

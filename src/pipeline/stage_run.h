@@ -18,17 +18,17 @@ namespace convoy {
 // A step at one stage: what others leave for its thread, and what that makes of
 // it. Thread-safe where it says so; the rest is the thread's that executes it.
 class StageRun {
-public:
-  explicit StageRun(const detail::StagePlan &plan);
+ public:
+  explicit StageRun(const detail::StagePlan& plan);
 
   std::uint64_t step() const { return plan_.step; }
-  int driver = -1; // the rank of the worker that began it
+  int driver = -1;  // the rank of the worker that began it
 
   // --- thread-safe ---
   // kInvalidArgument for what is not of this step.
-  void take(detail::StageInput kind, int micro_batch, const at::Tensor &tensor);
+  void take(detail::StageInput kind, int micro_batch, const at::Tensor& tensor);
   // The first one counts. Whoever waits, or will, gets it.
-  void fail(const std::exception_ptr &error);
+  void fail(const std::exception_ptr& error);
   std::exception_ptr error() const;
   rpc::Future<detail::StageReport> ended() const { return promise_.future(); }
 
@@ -44,23 +44,21 @@ public:
   // Waits for what comes from others; takes it. kTimeout.
   at::Tensor wait_for(detail::StageInput kind, int micro_batch);
   // To the stage before or behind. What goes wrong fails the step.
-  static void send(const std::shared_ptr<StageRun> &run,
-                   detail::StageInput kind, int micro_batch,
-                   const at::Tensor &tensor);
+  static void send(const std::shared_ptr<StageRun>& run, detail::StageInput kind, int micro_batch,
+                   const at::Tensor& tensor);
   // Nothing is sent any more.
   void let_neighbours_go();
   void end(std::exception_ptr error);
 
   struct Kept {
-    at::Tensor input, output; // output: of the last stage, its loss
+    at::Tensor input, output;  // output: of the last stage, its loss
   };
-  std::vector<Kept> kept; // by micro-batch
-  std::vector<at::Tensor>
-      sums; // of gradients, by parameter; undefined: none came
+  std::vector<Kept> kept;        // by micro-batch
+  std::vector<at::Tensor> sums;  // of gradients, by parameter; undefined: none came
   detail::StageReport report;
 
-private:
-  std::vector<at::Tensor> &came(detail::StageInput kind);
+ private:
+  std::vector<at::Tensor>& came(detail::StageInput kind);
 
   detail::StagePlan plan_;
   const Deadline deadline_;
@@ -72,4 +70,4 @@ private:
   std::exception_ptr error_;
 };
 
-} // namespace convoy
+}  // namespace convoy
