@@ -38,6 +38,9 @@ struct BackwardOptions {
   Mode mode = Mode::kSmart;
   bool retain_graph = false;  // another pass may use the same graph
   bool create_graph = false;  // kUnsupported
+  // Gradients are added in the order of the program, as in one process: the same bits in every run.
+  // Workers then wait for each other more. kUnsupported if calls are nested more than 14 deep.
+  bool deterministic = false;
   // One for each root. None: the roots are scalars, and these are ones.
   std::vector<at::Tensor> gradients = {};
   // Of the whole pass, on all workers, whatever the time-out of calls is; 0: never.

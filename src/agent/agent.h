@@ -154,6 +154,9 @@ class Agent final : private transport::Inbox {
   void add_handlers(std::span<const Handler> handlers);
   // Runs on the pool, as a handler does. Dropped if the agent ends before.
   void post(std::function<void()> function);
+  // Runs on this thread when the handler that it runs has returned; on the pool if it runs none. If
+  // it is to be short: it may keep the thread that serves for a while. Does not throw.
+  void run_after_handler(std::function<void()> function);
   // This thread is one on which handlers or Call::ended() run, and does so just now.
   bool in_own_thread() const noexcept;
 

@@ -25,9 +25,9 @@ Coordinator::Coordinator(std::shared_ptr<ContextState> context, const BackwardOp
       fast_(options.mode == Mode::kFast),
       timeout_(options.timeout) {
   PassHead head = registry_.new_pass(*context_, fast_, options.retain_graph);
-  if (timeout_.count() != 0) {
-    head.remaining = static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_).count());
+  head.deterministic = options.deterministic;
+  if (const auto within = rpc::detail::within_clock(timeout_); within.count() != 0) {
+    head.remaining = static_cast<std::uint64_t>(within.count());
   }
   id_ = head.pass;
   pass_ = std::make_shared<Pass>(context_, head);
@@ -76,10 +76,16 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
     pass_->follow(roots);
     if (fast_) {
       pass_->follow_all_sends();
+      pass_->run(roots, std::move(gradients));
+    } else if (const auto others = pass_->make_plan()) {
+      {
+        const std::scoped_lock lock(mutex_);
+        participants_ = *others;
+      }
+      pass_->run(roots, std::move(gradients));
     } else {
-      discover();
+      run_after_discovery(roots, std::move(gradients));
     }
-    pass_->run(roots, std::move(gradients));
     done(registry_.self(), pass_->engaged());
     wait_for_all();
   } catch (...) {
@@ -96,17 +102,35 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
 
 // --- discovery ---------------------------------------------------------------------------------
 
-void Coordinator::discover() {
+// What has nothing to do with what others are asked for runs meanwhile.
+void Coordinator::run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
+                                      std::vector<at::Tensor>&& gradients) {
+  const bool early = pass_->can_start_early();
   spread(pass_->take_reached());
-  for (;;) {
-    wait([this] { return open_ == 0 || !reached_.empty(); });
-    std::vector<Ports> reached;
+  if (early) pass_->run_early(roots, std::move(gradients));
+  wait([this] { return open_ == 0; });
+  pass_->discovery_ended();
+  if (early) {
+    pass_->run({}, {});
+  } else {
+    pass_->run(roots, std::move(gradients));
+  }
+}
+
+void Coordinator::heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept {
+  try {
+    // Before this one is no longer open: others may be then.
+    if (answer.error()) std::rethrow_exception(answer.error());
+    spread(std::vector<Ports>(answer.result()));
     {
       const std::scoped_lock lock(mutex_);
-      reached.swap(reached_);
-      if (reached.empty() && open_ == 0) return;
+      --open_;
     }
-    spread(std::move(reached));
+    registry_.wake();
+  } catch (...) {
+    PassError error = pass_->describe(std::current_exception());
+    error.worker = worker;
+    failed(error);
   }
 }
 
@@ -134,19 +158,7 @@ void Coordinator::spread(std::vector<Ports>&& ports) {
     registry_.ask<expand>(
         worker, pass_->deadline(),
         [self = shared_from_this(), worker](const rpc::Future<std::vector<Ports>>& answer) {
-          if (answer.error()) {
-            PassError error = self->pass_->describe(answer.error());
-            error.worker = worker;
-            self->failed(error);
-            return;
-          }
-          {
-            const std::scoped_lock lock(self->mutex_);
-            --self->open_;
-            const auto& found = answer.result();
-            self->reached_.insert(self->reached_.end(), found.begin(), found.end());
-          }
-          self->registry_.wake();
+          self->heard(worker, answer);
         },
         pass_->head(), batch, std::move(list));
   }

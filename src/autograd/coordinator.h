@@ -32,8 +32,10 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void participant_lost(WorkerId worker, const std::string& why);
 
  private:
-  void discover();
+  void run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
+                           std::vector<at::Tensor>&& gradients);
   void spread(std::vector<Ports>&& ports);
+  void heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept;
   void wait_for_all();
   void commit();
   // Tells everybody; what they wait for.
@@ -58,8 +60,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::set<WorkerId> done_;
   std::map<WorkerId, std::string> lost_;
   std::map<WorkerId, std::uint32_t> batches_;
-  std::size_t open_ = 0;        // questions
-  std::vector<Ports> reached_;  // by answers
+  std::size_t open_ = 0;  // questions
   std::optional<PassError> error_;
   bool decided_ = false;  // it went well
 };

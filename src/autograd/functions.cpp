@@ -28,10 +28,12 @@ std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
 CONVOY_RPC(expand);
 
 rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t message,
-                                         const std::vector<at::Tensor>& gradients) {
+                                         const std::vector<at::Tensor>& gradients,
+                                         const PlanPart& part) {
   Registry& registry = Registry::here();
   // With discovery behind it a pass is known here, or over.
-  const auto pass = head.fast ? registry.find_or_make_pass(head) : registry.find_pass(head.pass);
+  const bool may_be_new = head.fast || head.planned;
+  const auto pass = may_be_new ? registry.find_or_make_pass(head) : registry.find_pass(head.pass);
   if (!pass) {
     if (!registry.has_ended(head.pass)) {
       fail(ErrorKind::kInvalidArgument, "autograd: nobody has asked for message ", message,
@@ -40,11 +42,17 @@ rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t mes
     return Pass::nothing_for_root();
   }
   const bool from_root = agent::Request::current()->caller().id == head.pass.root;
-  auto answer = from_root ? pass->answer_for_root(message, gradients) : Pass::nothing_for_root();
-  pass->deliver(message, gradients);
-  return answer;
+  if (from_root && !part.sends.empty()) pass->follow_plan(part);
+  return pass->take(message, gradients, from_root);
 }
 CONVOY_RPC(take_gradient);
+
+void take_plan(const PassHead& head, const PlanPart& part) {
+  require_root(head.pass);
+  const auto pass = Registry::here().find_or_make_pass(head);
+  if (pass) pass->follow_plan(part);
+}
+CONVOY_RPC(take_plan);
 
 void pass_done(const PassId& pass, WorkerId worker, const std::vector<WorkerId>& engaged) {
   Registry& registry = Registry::here();

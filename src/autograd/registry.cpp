@@ -14,6 +14,9 @@ using namespace std::chrono_literals;
 constexpr int kCreatorShift = 48;
 constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kCreatorShift) - 1;
 
+// Runs of the engine that take less do not need a thread of their own.
+constexpr std::chrono::nanoseconds kShortRun = 300us;
+
 // How long a worker that does not answer is told that a context is over.
 constexpr auto kMostReleaseTime = 60s;
 
@@ -51,13 +54,16 @@ class Holder final : public rpc::detail::Recordings {
 
   std::shared_ptr<rpc::detail::Recorder> came(std::uint32_t from,
                                               const rpc::detail::RecordTrailer& trailer,
+                                              std::span<const std::byte> tail,
                                               const std::vector<at::Tensor>& tensors,
                                               std::string_view function, bool reply) override {
     // A reply of a context that is over here makes none.
     auto context =
         reply ? registry_->find(trailer.context) : registry_->find_or_make(trailer.context);
-    if (context) context->came(from, trailer.message, tensors, function, reply);
-    return context;
+    if (!context) return nullptr;
+    auto place = context->came(from, trailer.message, tail, tensors, function, reply);
+    if (!place) return nullptr;
+    return std::make_shared<FrameRecorder>(std::move(context), std::move(place));
   }
 
   Registry& registry() { return *registry_; }
@@ -378,6 +384,18 @@ std::vector<std::shared_ptr<Pass>> Registry::passes_of(ContextId id) const {
     if (pass->context().id() == id) result.push_back(pass);
   }
   return result;
+}
+
+bool Registry::runs_are_short() const {
+  return average_run_.load(std::memory_order_relaxed) < kShortRun.count();
+}
+
+void Registry::ran(std::chrono::nanoseconds time) {
+  // One that was long is long at once.
+  const std::int64_t before = average_run_.load(std::memory_order_relaxed);
+  const bool at_once = time > 10 * kShortRun;
+  average_run_.store(at_once ? time.count() : (7 * before + time.count()) / 8,
+                     std::memory_order_relaxed);
 }
 
 // On the thread that serves.

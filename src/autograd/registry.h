@@ -105,6 +105,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::size_t passes() const;
   std::vector<std::shared_ptr<Pass>> passes_of(ContextId id) const;
 
+  // How long runs of the engine took here, lately: short ones need no thread of their own.
+  bool runs_are_short() const;
+  void ran(std::chrono::nanoseconds time);
+
   // It is lost, or has left.
   void lost(WorkerId worker, const std::string& why) noexcept;
 
@@ -131,6 +135,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::set<std::uint64_t> live_passes_;  // numbers of those whose root is here
 
   std::atomic<std::uint64_t> last_message_{0};
+  std::atomic<std::int64_t> average_run_{0};  // nanoseconds
   static constexpr std::uint64_t kUnknown = UINT64_MAX;
   mutable std::atomic<std::uint64_t> self_{kUnknown};  // known when the workers have met
 };

@@ -168,7 +168,7 @@ void PipelineStage::Impl::commit(std::uint64_t step) {
     runs_.erase(step);
   }
   if (const auto recorder = rpc::detail::current_recorder()) {
-    static_cast<autograd::detail::ContextState &>(*recorder).add(
+    autograd::detail::FrameRecorder::context_of(*recorder)->add(
         std::move(gradients));
     return;
   }

@@ -85,12 +85,13 @@ void reply_to(agent::Request& request, const Body& body) {
 void take_context(void* data, const std::vector<at::Tensor>& with_grad, const std::byte* bytes,
                   std::size_t count) {
   agent::Request& request = *static_cast<agent::Request*>(data);
-  const RecordTrailer trailer = decode_trailer({bytes, count}, with_grad.size());
+  std::span tail(bytes, count);
+  const RecordTrailer trailer = decode_trailer(tail, with_grad.size());
   Recordings* const recordings = static_cast<SessionImpl*>(request.agent().user())->recordings();
   if (!recordings) return;
   const std::uint32_t caller = request.caller().id;
   const std::string_view function = request.function_name();
-  auto recorder = recordings->came(caller, trailer, with_grad, function, /*reply=*/false);
+  auto recorder = recordings->came(caller, trailer, tail, with_grad, function, /*reply=*/false);
   if (!recorder) return;
   request.attached() =
       std::make_shared<AttachedRecorder>(AttachedRecorder{std::move(recorder), caller, function});
