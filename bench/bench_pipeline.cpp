@@ -2,6 +2,7 @@
 // case, as a line of JSON.
 //
 //   bench_pipeline [quick]
+//   bench_pipeline draw FILE     a step of timer_1f1b, as the picture in docs/reference/pipeline.md
 //
 // timer_gpipe, timer_1f1b: stages that wait on a timer, 5 ms in forward and 10 ms in backward.
 // real_gpipe, real_1f1b: two layers of 1024 in each stage, a batch of 512; gradients in `.grad`.
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "calls.h"
@@ -64,13 +66,18 @@ Session join(const std::string& folder, int rank) {
 }
 
 template <auto Make>
-std::vector<double> steps(const Session& session, const CallBudget& budget, int width,
-                          convoy::PipelineSchedule schedule) {
+Pipeline make_pipeline(const Session& session, convoy::PipelineSchedule schedule) {
   std::vector<convoy::RRef<PipelineStage>> stages;
   for (int s = 0; s < kStages; ++s) {
     stages.push_back(session.remote<Make>(s, s + 1 == kStages));
   }
-  const Pipeline pipeline(session, stages, {.micro_batches = kMicroBatches, .schedule = schedule});
+  return {session, stages, {.micro_batches = kMicroBatches, .schedule = schedule}};
+}
+
+template <auto Make>
+std::vector<double> steps(const Session& session, const CallBudget& budget, int width,
+                          convoy::PipelineSchedule schedule) {
+  const Pipeline pipeline = make_pipeline<Make>(session, schedule);
   const auto input = torch::rand({kBatch, width}), target = torch::rand({kBatch, width});
   pipeline.step(input, target);
   return repeat(budget, 100, [&] {
@@ -78,6 +85,17 @@ std::vector<double> steps(const Session& session, const CallBudget& budget, int 
     pipeline.step(input, target);
     return microseconds_since(start);
   });
+}
+
+void draw(const std::string& folder, const std::string& file) {
+  const Session session = join(folder, 0);
+  {
+    const auto pipeline = make_pipeline<make_timed>(session, convoy::PipelineSchedule::k1F1B);
+    const auto x = torch::rand({kBatch, 4});
+    pipeline.step(x, x);
+    std::ofstream(file) << pipeline.step(x, x).timeline.svg();
+  }
+  session.shutdown();
 }
 
 void run(const std::string& folder, const CallBudget& budget) {
@@ -111,7 +129,11 @@ int main(int argc, char** argv) {
     others.push_back(convoy::ChildProcess::spawn(
         {.arguments = {"/proc/self/exe", "serve", folder, std::to_string(rank)}}));
   }
-  run(folder, CallBudget::from(first));
+  if (first == "draw") {
+    draw(folder, argv[2]);
+  } else {
+    run(folder, CallBudget::from(first));
+  }
   for (auto& child : others) child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
   ::unlink((folder + "/store").c_str());
   ::rmdir(folder.c_str());

@@ -14,10 +14,10 @@ namespace {
 using detail::StageInput;
 using Kind = PipelineSpan::Kind;
 
-std::string text_in(const std::exception_ptr &error) {
+std::string text_in(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const std::exception &e) {
+  } catch (const std::exception& e) {
     const std::string text = e.what();
     return text.substr(0, text.find('\n'));
   } catch (...) {
@@ -26,50 +26,37 @@ std::string text_in(const std::exception_ptr &error) {
 }
 
 std::int64_t now_in_ns() {
-  return std::chrono::nanoseconds(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Nobody else has its memory.
-bool is_ours(const at::Tensor &tensor) {
-  return tensor.use_count() == 1 && tensor.has_storage() &&
-         tensor.storage().use_count() == 1;
+bool is_ours(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.has_storage() && tensor.storage().use_count() == 1;
 }
 
-} // namespace
+}  // namespace
 
-PipelineStage::PipelineStage(Forward forward,
-                             std::vector<at::Tensor> parameters, Loss loss)
-    : impl_(std::make_shared<Impl>(std::move(forward), std::move(parameters),
-                                   std::move(loss))) {}
-const std::vector<at::Tensor> &PipelineStage::parameters() const {
-  return impl_->parameters();
-}
+PipelineStage::PipelineStage(Forward forward, std::vector<at::Tensor> parameters, Loss loss)
+    : impl_(std::make_shared<Impl>(std::move(forward), std::move(parameters), std::move(loss))) {}
+const std::vector<at::Tensor>& PipelineStage::parameters() const { return impl_->parameters(); }
 std::string PipelineStage::last_error() const { return impl_->last_error(); }
 
-PipelineStage::Impl::Impl(Forward forward, std::vector<at::Tensor> parameters,
-                          Loss loss)
-    : forward_(std::move(forward)), parameters_(std::move(parameters)),
-      loss_(std::move(loss)) {
-  if (!forward_)
-    fail(ErrorKind::kInvalidArgument,
-         "PipelineStage: forward is an empty function");
-  for (const at::Tensor &parameter : parameters_) {
-    if (parameter.defined() && parameter.is_leaf())
-      continue;
+PipelineStage::Impl::Impl(Forward forward, std::vector<at::Tensor> parameters, Loss loss)
+    : forward_(std::move(forward)), parameters_(std::move(parameters)), loss_(std::move(loss)) {
+  if (!forward_) fail(ErrorKind::kInvalidArgument, "PipelineStage: forward is an empty function");
+  for (const at::Tensor& parameter : parameters_) {
+    if (parameter.defined() && parameter.is_leaf()) continue;
     fail(ErrorKind::kInvalidArgument, "PipelineStage: a parameter is ",
          parameter.defined() ? "no leaf of the graph" : "undefined");
   }
-  thread_ = std::jthread([this](const std::stop_token &stop) { work(stop); });
+  thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
 }
 
 PipelineStage::Impl::~Impl() {
-  const auto error = std::make_exception_ptr(Error(
-      ErrorKind::kCancelled, "pipeline: nobody refers to the stage any more"));
+  const auto error = std::make_exception_ptr(
+      Error(ErrorKind::kCancelled, "pipeline: nobody refers to the stage any more"));
   const std::scoped_lock lock(mutex_);
-  for (const auto &[step, run] : runs_)
-    run->fail(error);
+  for (const auto& [step, run] : runs_) run->fail(error);
 }
 
 std::string PipelineStage::Impl::last_error() const {
@@ -77,104 +64,87 @@ std::string PipelineStage::Impl::last_error() const {
   return last_error_;
 }
 
-void PipelineStage::Impl::begin(const detail::StagePlan &plan,
-                                const rpc::Session &session, int driver) {
+void PipelineStage::Impl::begin(const detail::StagePlan& plan, const rpc::Session& session,
+                                int driver) {
   auto run = std::make_shared<StageRun>(plan);
   run->driver = driver;
   if (plan.trains && run->is_last() && !loss_) {
-    fail(ErrorKind::kInvalidArgument,
-         "PipelineStage: the last stage needs a loss");
+    fail(ErrorKind::kInvalidArgument, "PipelineStage: the last stage needs a loss");
   }
   bool watches = false;
   {
     const std::scoped_lock lock(mutex_);
     if (!runs_.emplace(plan.step, run).second) {
-      fail(ErrorKind::kInvalidArgument, "PipelineStage: step ", plan.step,
-           " was begun already");
+      fail(ErrorKind::kInvalidArgument, "PipelineStage: step ", plan.step, " was begun already");
     }
     queue_.push_back(std::move(run));
     watches = watched_.insert(driver).second;
     changed_.notify_all();
   }
-  if (!watches)
-    return;
-  session.on_lost(driver, [weak = weak_from_this(),
-                           driver](const auto &, const Error &error) {
-    if (const auto self = weak.lock())
-      self->driver_lost(driver, error);
+  if (!watches) return;
+  session.on_lost(driver, [weak = weak_from_this(), driver](const auto&, const Error& error) {
+    if (const auto self = weak.lock()) self->driver_lost(driver, error);
   });
 }
 
-void PipelineStage::Impl::driver_lost(int driver, const Error &error) {
+void PipelineStage::Impl::driver_lost(int driver, const Error& error) {
   const auto why = std::make_exception_ptr(
-      Error(ErrorKind::kPeerLost,
-            concat("pipeline: whoever runs it is gone: ", error.what())));
+      Error(ErrorKind::kPeerLost, concat("pipeline: whoever runs it is gone: ", error.what())));
   std::vector<std::uint64_t> steps;
   {
     const std::scoped_lock lock(mutex_);
-    for (const auto &[step, run] : runs_) {
-      if (run->driver == driver)
-        steps.push_back(step);
+    for (const auto& [step, run] : runs_) {
+      if (run->driver == driver) steps.push_back(step);
     }
   }
-  for (const std::uint64_t step : steps)
-    abort(step, why);
+  for (const std::uint64_t step : steps) abort(step, why);
 }
 
 std::shared_ptr<StageRun> PipelineStage::Impl::find(std::uint64_t step) const {
   const std::scoped_lock lock(mutex_);
   const auto found = runs_.find(step);
-  if (found != runs_.end())
-    return found->second;
+  if (found != runs_.end()) return found->second;
   fail(ErrorKind::kInvalidArgument, "PipelineStage: it is in no step ", step);
 }
 
 // If its thread is not through with it, that one drops it.
-void PipelineStage::Impl::abort(std::uint64_t step,
-                                const std::exception_ptr &error) {
+void PipelineStage::Impl::abort(std::uint64_t step, const std::exception_ptr& error) {
   RunPtr run;
   {
     const std::scoped_lock lock(mutex_);
     const auto found = runs_.find(step);
-    if (found == runs_.end())
-      return;
+    if (found == runs_.end()) return;
     run = found->second;
   }
   run->fail(error);
-  if (run->ended().done())
-    drop(step, error);
+  if (run->ended().done()) drop(step, error);
 }
 
-void PipelineStage::Impl::drop(std::uint64_t step,
-                               const std::exception_ptr &error) {
+void PipelineStage::Impl::drop(std::uint64_t step, const std::exception_ptr& error) {
   const std::scoped_lock lock(mutex_);
-  if (runs_.erase(step) != 0)
-    last_error_ = text_in(error);
+  if (runs_.erase(step) != 0) last_error_ = text_in(error);
 }
 
 void PipelineStage::Impl::commit(std::uint64_t step) {
   const auto run = find(step);
   if (!run->ended().done() || run->error()) {
-    fail(ErrorKind::kInvalidArgument, "PipelineStage: step ", step,
-         " has not ended well");
+    fail(ErrorKind::kInvalidArgument, "PipelineStage: step ", step, " has not ended well");
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients;
   for (std::size_t i = 0; i < run->sums.size(); ++i) {
-    if (run->sums[i].defined())
-      gradients.emplace_back(parameters_[i], std::move(run->sums[i]));
+    if (run->sums[i].defined()) gradients.emplace_back(parameters_[i], std::move(run->sums[i]));
   }
   {
     const std::scoped_lock lock(mutex_);
     runs_.erase(step);
   }
   if (const auto recorder = rpc::detail::current_recorder()) {
-    autograd::detail::FrameRecorder::context_of(*recorder)->add(
-        std::move(gradients));
+    autograd::detail::FrameRecorder::context_of(*recorder)->add(std::move(gradients));
     return;
   }
   const at::NoGradGuard no_grad;
-  for (auto &[parameter, gradient] : gradients) {
-    at::Tensor &mine = parameter.mutable_grad();
+  for (auto& [parameter, gradient] : gradients) {
+    at::Tensor& mine = parameter.mutable_grad();
     if (mine.defined()) {
       mine.add_(gradient);
     } else {
@@ -185,14 +155,13 @@ void PipelineStage::Impl::commit(std::uint64_t step) {
 
 // --- the thread ---
 
-void PipelineStage::Impl::work(const std::stop_token &stop) {
+void PipelineStage::Impl::work(const std::stop_token& stop) {
   set_thread_name("pipeline");
   for (;;) {
     RunPtr run;
     {
       std::unique_lock lock(mutex_);
-      if (!changed_.wait(lock, stop, [this] { return !queue_.empty(); }))
-        return;
+      if (!changed_.wait(lock, stop, [this] { return !queue_.empty(); })) return;
       run = std::move(queue_.front());
       queue_.pop_front();
     }
@@ -200,50 +169,43 @@ void PipelineStage::Impl::work(const std::stop_token &stop) {
   }
 }
 
-void PipelineStage::Impl::execute(const RunPtr &run) {
+void PipelineStage::Impl::execute(const RunPtr& run) {
   std::string doing;
   std::exception_ptr error;
   try {
     run->sums.resize(parameters_.size());
-    for (const PipelineOp &op : run->ops()) {
+    for (const PipelineOp& op : run->ops()) {
       const bool forwards = op.kind == Kind::kForward;
-      doing = concat(forwards ? "forward" : "backward", " of micro-batch ",
-                     op.micro_batch);
-      if (const auto failed = run->error())
-        std::rethrow_exception(failed);
+      doing = concat(forwards ? "forward" : "backward", " of micro-batch ", op.micro_batch);
+      if (const auto failed = run->error()) std::rethrow_exception(failed);
       forwards ? forward(run, op.micro_batch) : backward(run, op.micro_batch);
     }
   } catch (...) {
     error = std::current_exception();
   }
-  if (error && !run->error()) { // its own
-    error = std::make_exception_ptr(Error(
-        ErrorKind::kRemote, concat("pipeline: ", doing, ": ", text_in(error))));
+  if (error && !run->error()) {  // its own
+    error = std::make_exception_ptr(
+        Error(ErrorKind::kRemote, concat("pipeline: ", doing, ": ", text_in(error))));
     run->fail(error);
   }
   run->let_neighbours_go();
-  if (error)
-    drop(run->step(), run->error());
+  if (error) drop(run->step(), run->error());
   run->end(error);
   // It was aborted just now, by somebody who left that to us.
-  if (!error && run->error())
-    drop(run->step(), run->error());
+  if (!error && run->error()) drop(run->step(), run->error());
 }
 
-void PipelineStage::Impl::forward(const RunPtr &run, int micro_batch) {
+void PipelineStage::Impl::forward(const RunPtr& run, int micro_batch) {
   at::Tensor input = run->wait_for(StageInput::kActivation, micro_batch);
   at::Tensor target;
   const bool has_loss = run->is_last() && run->trains();
-  if (has_loss)
-    target = run->wait_for(StageInput::kTarget, micro_batch);
+  if (has_loss) target = run->wait_for(StageInput::kTarget, micro_batch);
   const std::int64_t begin = now_in_ns();
   const at::AutoGradMode grad_mode(run->trains());
   input = input.detach();
-  if (run->trains() && !run->is_first())
-    input.requires_grad_();
+  if (run->trains() && !run->is_first()) input.requires_grad_();
   at::Tensor output = forward_(input);
-  if (!output.defined())
-    fail(ErrorKind::kInvalidArgument, "it made no tensor");
+  if (!output.defined()) fail(ErrorKind::kInvalidArgument, "it made no tensor");
   if (has_loss) {
     output = loss_(output, target);
     if (!output.defined() || output.numel() != 1) {
@@ -254,37 +216,31 @@ void PipelineStage::Impl::forward(const RunPtr &run, int micro_batch) {
   if (has_loss) {
     const at::NoGradGuard no_grad;
     const at::Tensor part = output.detach() * run->weight(micro_batch);
-    run->report.loss =
-        run->report.loss.defined() ? run->report.loss + part : part;
+    run->report.loss = run->report.loss.defined() ? run->report.loss + part : part;
   } else if (run->is_last()) {
     run->report.outputs.push_back(output.detach());
   } else {
     StageRun::send(run, StageInput::kActivation, micro_batch, output.detach());
   }
   if (run->trains()) {
-    run->kept[static_cast<std::size_t>(micro_batch)] = {std::move(input),
-                                                        std::move(output)};
+    run->kept[static_cast<std::size_t>(micro_batch)] = {std::move(input), std::move(output)};
   }
 }
 
-void PipelineStage::Impl::backward(const RunPtr &run, int micro_batch) {
-  const auto kept =
-      std::exchange(run->kept[static_cast<std::size_t>(micro_batch)], {});
-  const at::Tensor gradient =
-      run->is_last()
-          ? at::full_like(kept.output, run->weight(micro_batch)).detach()
-          : run->wait_for(StageInput::kGradient, micro_batch);
+void PipelineStage::Impl::backward(const RunPtr& run, int micro_batch) {
+  const auto kept = std::exchange(run->kept[static_cast<std::size_t>(micro_batch)], {});
+  const at::Tensor gradient = run->is_last()
+                                  ? at::full_like(kept.output, run->weight(micro_batch)).detach()
+                                  : run->wait_for(StageInput::kGradient, micro_batch);
   const std::int64_t begin = now_in_ns();
   std::vector<at::Tensor> leaves;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].requires_grad())
-      continue;
+    if (!parameters_[i].requires_grad()) continue;
     leaves.push_back(parameters_[i]);
     places.push_back(i);
   }
-  if (!run->is_first())
-    leaves.push_back(kept.input);
+  if (!run->is_first()) leaves.push_back(kept.input);
   torch::autograd::variable_list made;
   if (!leaves.empty()) {
     made = torch::autograd::grad({kept.output}, leaves, {gradient},
@@ -294,9 +250,8 @@ void PipelineStage::Impl::backward(const RunPtr &run, int micro_batch) {
   {
     const at::NoGradGuard no_grad;
     for (std::size_t k = 0; k < places.size(); ++k) {
-      at::Tensor &sum = run->sums[places[k]];
-      if (!made[k].defined())
-        continue;
+      at::Tensor& sum = run->sums[places[k]];
+      if (!made[k].defined()) continue;
       if (sum.defined()) {
         sum.add_(made[k]);
       } else {
@@ -305,11 +260,9 @@ void PipelineStage::Impl::backward(const RunPtr &run, int micro_batch) {
     }
   }
   run->report.times.insert(run->report.times.end(), {begin, now_in_ns()});
-  if (run->is_first())
-    return;
+  if (run->is_first()) return;
   at::Tensor back = std::move(made.back());
-  if (!back.defined())
-    back = at::zeros_like(kept.input);
+  if (!back.defined()) back = at::zeros_like(kept.input);
   StageRun::send(run, StageInput::kGradient, micro_batch, back.detach());
 }
 
@@ -317,30 +270,26 @@ void PipelineStage::Impl::backward(const RunPtr &run, int micro_batch) {
 
 namespace detail {
 
-void begin_step(PipelineStage &stage, const StagePlan &plan) {
+void begin_step(PipelineStage& stage, const StagePlan& plan) {
   const auto call = rpc::current();
   stage.impl().begin(plan, call.session(), call.caller().rank);
 }
-rpc::Future<StageReport> end_of_step(PipelineStage &stage, std::uint64_t step) {
+rpc::Future<StageReport> end_of_step(PipelineStage& stage, std::uint64_t step) {
   return stage.impl().find(step)->ended();
 }
-void take_input(PipelineStage &stage, std::uint64_t step, std::int32_t kind,
-                std::int32_t micro_batch, const at::Tensor &tensor) {
-  stage.impl().find(step)->take(static_cast<StageInput>(kind), micro_batch,
-                                tensor);
+void take_input(PipelineStage& stage, std::uint64_t step, std::int32_t kind,
+                std::int32_t micro_batch, const at::Tensor& tensor) {
+  stage.impl().find(step)->take(static_cast<StageInput>(kind), micro_batch, tensor);
 }
-void abort_step(PipelineStage &stage, std::uint64_t step, std::int32_t kind,
-                const std::string &text) {
-  stage.impl().abort(
-      step, std::make_exception_ptr(Error(static_cast<ErrorKind>(kind), text)));
+void abort_step(PipelineStage& stage, std::uint64_t step, std::int32_t kind,
+                const std::string& text) {
+  stage.impl().abort(step, std::make_exception_ptr(Error(static_cast<ErrorKind>(kind), text)));
 }
-void commit_step(PipelineStage &stage, std::uint64_t step) {
-  stage.impl().commit(step);
-}
-std::vector<RRef<at::Tensor>> stage_parameters(PipelineStage &stage) {
+void commit_step(PipelineStage& stage, std::uint64_t step) { stage.impl().commit(step); }
+std::vector<RRef<at::Tensor>> stage_parameters(PipelineStage& stage) {
   const rpc::Session session = rpc::current().session();
   std::vector<RRef<at::Tensor>> all;
-  for (const at::Tensor &parameter : stage.parameters()) {
+  for (const at::Tensor& parameter : stage.parameters()) {
     all.push_back(session.rref(at::Tensor(parameter)));
   }
   return all;
@@ -353,5 +302,5 @@ CONVOY_RPC(abort_step);
 CONVOY_RPC(commit_step);
 CONVOY_RPC(stage_parameters);
 
-} // namespace detail
-} // namespace convoy
+}  // namespace detail
+}  // namespace convoy
