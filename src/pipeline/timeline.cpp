@@ -45,7 +45,7 @@ std::string PipelineTimeline::svg() const {
   std::ostringstream out;
   out.precision(6);
   out << "<svg xmlns=\"http://www.w3.org/2000/svg\" font-family=\"sans-serif\" "
-         "font-size=\"12\" "
+         "font-size=\"12\" style=\"background:#fff\" "
       << "width=\"" << kLeft + kWidth + 20 << "\" height=\""
       << kRow * static_cast<double>(workers.size()) + 40 << "\">\n";
   for (std::size_t s = 0; s < workers.size(); ++s) {
