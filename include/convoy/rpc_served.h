@@ -87,6 +87,7 @@ class ServedCall {
   ValueSource& arguments_;
   const MessagePeer& peer_;
   const std::uint32_t flags_;
+  std::shared_ptr<HeldValue> object_;  // if it was there at once
   std::shared_ptr<Needs> needs_;
 };
 

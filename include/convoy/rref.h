@@ -133,7 +133,17 @@ class RRefTarget {
   RRefTarget(detail::RRefHandle handle, const CallOptions& options)
       : handle_(std::move(handle)), options_(options) {}
 
-  T to_here() const { return to_here_async().wait(); }
+  T to_here() const {
+    if (detail::is_owner(handle_)) return to_here_async().wait();
+    static_assert(detail::is_passable<detail::Stored<T>>(),
+                  "to_here: a value of this type cannot be passed; call functions on it instead");
+    const auto session = detail::session_of(handle_);
+    detail::FutureState<T> state;
+    detail::fetch(session, handle_, state, nullptr, detail::type_number<detail::Stored<T>>(),
+                  options_);
+    detail::wait_for_call(*session, state);
+    if constexpr (!std::is_void_v<T>) return T(std::move(state.value()));
+  }
   Future<T> to_here_async() const {
     static_assert(detail::is_passable<detail::Stored<T>>(),
                   "to_here: a value of this type cannot be passed; call functions on it instead");
@@ -152,7 +162,8 @@ class RRefTarget {
         result.end_with(static_cast<detail::HeldValueOf<detail::Stored<T>>&>(held).value);
       });
     } else {
-      detail::fetch(session, handle_, state, detail::type_number<detail::Stored<T>>(), options_);
+      detail::fetch(session, handle_, *state, state, detail::type_number<detail::Stored<T>>(),
+                    options_);
     }
     return Future<T>(std::move(state));
   }

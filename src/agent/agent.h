@@ -275,7 +275,8 @@ class Agent final : private transport::Inbox {
   void run(Request& request) noexcept;
   void run(Request& request, Deadline::Clock::time_point began) noexcept;
   void handler_waits() noexcept;
-  void answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
+  // False: it does not go.
+  bool answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
   void answer_error(Request& request, ErrorKind kind, std::string_view type,
                     std::string_view text) noexcept;
   void say_error(Peer& peer, Lock& lock, std::uint32_t slot, std::uint64_t number, ErrorKind kind,

@@ -226,7 +226,7 @@ void Agent::hear_cancel(Peer& peer, const transport::Arrival& arrival) {
 
 // --- answers ---
 
-void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexcept {
+bool Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexcept {
   Peer& peer = *request.peer_;
   // Whoever waits for the end of all requests hears of this one, without the lock.
   struct Tell {
@@ -249,7 +249,9 @@ void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
   record_.ended(request.ticket_,
                 type == LetterType::kError ? CallRecord::End::kFailed : CallRecord::End::kWell,
                 now);
-  if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) return;
+  if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) {
+    return false;
+  }
   const ReplyHead head{.slot = request.slot_, .number = request.number_};
   try {
     if (outgoing.body.size() > Outgoing::kMostBody ||
@@ -259,11 +261,13 @@ void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
                    " pieces");
     }
     send(peer, lock, type, std::as_bytes(std::span(&head, 1)), outgoing);
+    return true;
   } catch (const std::exception& error) {
     const auto* const ours = dynamic_cast<const Error*>(&error);
     if (!lock.owns_lock()) lock.lock();
     say_error(peer, lock, head.slot, head.number, ours ? ours->kind() : ErrorKind::kRemote, "",
               concat("its result cannot be sent: ", error.what()));
+    return false;
   }
 }
 

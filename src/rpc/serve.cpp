@@ -72,10 +72,10 @@ void reply_to(agent::Request& request, const Body& body) {
   const Recorded recorded(request, body);
   try {
     OutgoingMessage message(body, recorded.bytes());
-    const bool first = request.reply(message.outgoing());
-    if (first) body.references->release();
+    const bool goes = request.reply(message.outgoing());
+    if (goes) body.references->release();
     // A caller that has given up does not take it.
-    if (!first || request.cancelled()) recorded.forget();
+    if (!goes || request.cancelled()) recorded.forget();
   } catch (...) {
     recorded.forget();
     throw;

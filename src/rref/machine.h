@@ -95,6 +95,8 @@ class Machine {
   void set_value(Entry& entry, Value&& value);
   void set_failure(Entry& entry, const Failure& failure);
   void when_value(Entry& entry, ValueCallback&& callback);
+  // Empty if it is not there now.
+  Value ready_value(const RRefId& id) const;
   // Another worker wants it.
   void when_value(WorkerId from, const RRefId& id, ValueCallback&& callback);
 

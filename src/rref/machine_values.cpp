@@ -150,6 +150,12 @@ void Machine::when_value(Entry& entry, ValueCallback&& callback) {
   entry.waiting().value.push_back(std::move(callback));
 }
 
+Value Machine::ready_value(const RRefId& id) const {
+  const auto found = owned_.find(id);
+  if (found == owned_.end() || found->second->state != EntryState::kReady) return {};
+  return found->second->value;
+}
+
 void Machine::when_value(WorkerId from, const RRefId& id, ValueCallback&& callback) {
   Failure why;
   if (id.owner != options_.self) {

@@ -91,8 +91,9 @@ T& local_value(const RRefHandle& handle) {
 // Calls end(future, value) when there is a value; an error ends the future.
 void when_local(const RRefHandle& handle, const std::shared_ptr<FutureCore>& future,
                 void (*end)(void* future, HeldValue& held));
+// Of a reference that can be used (session_of), not at the owner. `keep` as in CallStart.
 void fetch(const std::shared_ptr<SessionImpl>& session, const RRefHandle& handle,
-           const std::shared_ptr<FutureCore>& future, std::uint64_t type,
+           FutureCore& future, std::shared_ptr<FutureCore> keep, std::uint64_t type,
            const CallOptions& options);
 Future<void> when_created(const RRefHandle& handle);
 void on_owner_lost(const RRefHandle& handle, std::function<void(const Error&)> callback);
