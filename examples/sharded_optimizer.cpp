@@ -18,6 +18,7 @@ int main() {
   convoy::ShardedOptimizer<torch::optim::AdamW> optimizer(model.reducer(), 1e-3, {.max_norm = 1});
   torch::optim::StepLR schedule(optimizer, 20, 0.5);
 
+  torch::manual_seed(1 + world.rank());  // every rank has data of its own
   double loss = 0;
   for (int step = 0; step < 60; ++step) {
     const auto input = torch::randn({32, 64});
