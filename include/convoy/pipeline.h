@@ -15,21 +15,18 @@
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
 
-// A model whose stages are on several workers, which work on several parts of a
-// batch at once.
+// A model whose stages are on several workers, which work on several parts of a batch at once.
 //
 //   convoy::PipelineStage make_stage(int hidden) {
 //     return convoy::PipelineStage(torch::nn::Linear(hidden, hidden));
 //   }
 //   CONVOY_RPC(make_stage);
 //
-//   convoy::Pipeline pipeline(rpc, {rpc.remote<make_stage>("worker0", 64),
-//   ...},
+//   convoy::Pipeline pipeline(rpc, {rpc.remote<make_stage>("worker0", 64), ...},
 //                             {.micro_batches = 8});
 //   convoy::autograd::Context context(rpc);
 //   const auto step = pipeline.step(input, target);    // step.loss
-//   optimizer.step(context);                           //
-//   convoy/distributed_optimizer.h
+//   optimizer.step(context);                           // convoy/distributed_optimizer.h
 //
 // docs/reference/pipeline.md is the guide.
 namespace convoy {
@@ -46,9 +43,8 @@ struct PipelineOptions {
   Timeout timeout = std::chrono::minutes(30);  // of a step
 };
 
-// A part of a model, where its parameters are: made by a function of the
-// worker's, and used through a reference. Copies are the same stage.
-// Thread-safe, but for what its functions do.
+// A part of a model, where its parameters are: made by a function of the worker's, and used through
+// a reference. Copies are the same stage. Thread-safe, but for what its functions do.
 class PipelineStage {
  public:
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
@@ -99,36 +95,31 @@ struct PipelineTimeline {
 };
 
 struct PipelineStep {
-  at::Tensor loss;  // of the batch: the mean of the micro-batches' losses, by
-                    // their samples
+  at::Tensor loss;  // of the batch: the mean of the micro-batches' losses, by their samples
   PipelineTimeline timeline = {};
 };
 
-// Runs batches through stages. The stages talk to each other: activations and
-// gradients go from worker to worker, and not by way of this one, which may be
-// one of them. A stage does one thing at a time, in the order of the schedule;
-// sums of gradients do not depend on what is faster, and have the bits that one
-// process gets that works on one micro-batch after the other. One thread at a
+// Runs batches through stages. The stages talk to each other: activations and gradients go from
+// worker to worker, and not by way of this one, which may be one of them. A stage does one thing at
+// a time, in the order of the schedule; sums of gradients do not depend on what is faster, and have
+// the bits that one process gets that works on one micro-batch after the other. One thread at a
 // time.
 class Pipeline {
  public:
-  // Stages in their order; the last one must have a loss for step(). Does not
-  // wait for them.
+  // Stages in their order; the last one must have a loss for step(). Does not wait for them.
   Pipeline(const rpc::Session& session, std::vector<RRef<PipelineStage>> stages,
            const PipelineOptions& options = {});
 
-  // Forward and backward. Gradients of the loss are added where the parameters
-  // are: to the distributed autograd context of this thread
-  // (convoy/autograd.h), or if it has none, to `.grad`. Blocks. On failure
-  // nothing was added: rpc::RemoteError with the stage and its worker (kRemote:
-  // its functions threw; kPeerLost; kTimeout), and every stage is told the
-  // same. Error kInvalidArgument for batches that cannot be cut.
+  // Forward and backward. Gradients of the loss are added where the parameters are: to the
+  // distributed autograd context of this thread (convoy/autograd.h), or if it has none, to `.grad`.
+  // Blocks. On failure nothing was added: rpc::RemoteError with the stage and its worker (kRemote:
+  // its functions threw; kPeerLost; kTimeout), and every stage is told the same. Error
+  // kInvalidArgument for batches that cannot be cut.
   PipelineStep step(const at::Tensor& input, const at::Tensor& target) const;
   // What the last stage makes of it, without its loss and without gradients.
   at::Tensor forward(const at::Tensor& input) const;
 
-  // References to the parameters of all stages, in their order, for a
-  // DistributedOptimizer.
+  // References to the parameters of all stages, in their order, for a DistributedOptimizer.
   std::vector<RRef<at::Tensor>> parameters() const;
   const std::vector<RRef<PipelineStage>>& stages() const;
   const PipelineOptions& options() const;

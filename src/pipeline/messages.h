@@ -10,8 +10,8 @@
 #include "convoy/fields.h"
 #include "convoy/pipeline.h"
 
-// What the workers of a pipeline call of each other. A step has a number that
-// is unique in the session; a stage that does not know it refuses.
+// What the workers of a pipeline call of each other. A step has a number that is unique in the
+// session; a stage that does not know it refuses.
 namespace convoy::detail {
 
 // What one stage has to do in a step.

@@ -138,8 +138,7 @@ class Attempt {
     rpc::wait_all(futures, deadline_);
   }
 
-  // What is known of it, a lost worker first: others may only have heard of
-  // that.
+  // What is known of it, a lost worker first: others may only have heard of that.
   std::optional<Failure> cause() const {
     std::optional<Failure> found;
     const auto look = [&](std::size_t stage, const std::exception_ptr& error) {

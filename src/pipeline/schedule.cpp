@@ -19,8 +19,8 @@ std::vector<PipelineOp> pipeline_ops(PipelineSchedule schedule, std::size_t stag
     for (int i = 0; i < micro_batches; ++i) ops.push_back({Kind::kBackward, i});
     return ops;
   }
-  // So many forwards that the first one's gradient comes back when the last of
-  // them is done; from then on a backward makes room for a forward.
+  // So many forwards that the first one's gradient comes back when the last of them is done; from
+  // then on a backward makes room for a forward.
   const int ahead = std::min(micro_batches, static_cast<int>(stages - stage));
   auto ops = forward_ops(ahead);
   for (int i = 0; i < micro_batches; ++i) {

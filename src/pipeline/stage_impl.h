@@ -17,8 +17,8 @@
 
 namespace convoy {
 
-// The stage's thread does one thing at a time; calls of others only leave
-// tensors for it. Steps that were begun wait until those before have ended.
+// The stage's thread does one thing at a time; calls of others only leave tensors for it. Steps
+// that were begun wait until those before have ended.
 class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::Impl> {
  public:
   Impl(Forward forward, std::vector<at::Tensor> parameters, Loss loss);

@@ -15,8 +15,8 @@
 
 namespace convoy {
 
-// A step at one stage: what others leave for its thread, and what that makes of
-// it. Thread-safe where it says so; the rest is the thread's that executes it.
+// A step at one stage: what others leave for its thread, and what that makes of it. Thread-safe
+// where it says so; the rest is the thread's that executes it.
 class StageRun {
  public:
   explicit StageRun(const detail::StagePlan& plan);
