@@ -108,17 +108,17 @@ struct alignas(64) Doorbell {
   }
 
   // Sender number `sender`, after it wrote a letter and a full fence. The fence orders the letter
-  // before the looks.
-  void announce_letter(std::uint32_t sender, bool reply, Rung& rung) noexcept {
-    if (!is_watched(sender, reply)) knock(sender, reply, rung);
+  // before the looks. True: somebody slept.
+  bool announce_letter(std::uint32_t sender, bool reply, Rung& rung) noexcept {
+    return !is_watched(sender, reply) && knock(sender, reply, rung);
   }
   // The same for anything else that it has changed, which is not seen in its ring. If the bit is
   // still set from before, the receiver will clear it and look after that.
-  void knock(std::uint32_t sender, bool reply, Rung& rung) noexcept {
+  bool knock(std::uint32_t sender, bool reply, Rung& rung) noexcept {
     auto& word = bits[sender / 64 % kWords];
     const std::uint64_t bit = std::uint64_t{1} << sender % 64;
     if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit);
-    rouse(reply, rung);
+    return rouse(reply, rung);
   }
   // Somebody is awake who looks at this sender's ring before it sleeps or leaves. One that sleeps
   // in wait() is to have a reply even if the thread that serves stands in a call.
@@ -128,12 +128,12 @@ struct alignas(64) Doorbell {
     if (reply && waiters.sleepers.load() != 0) return false;
     return (reply && lingers.load() != 0) || service.sleepers.load() == 0;
   }
-  // Tells one thread of the receiver to look.
-  void rouse(bool reply, Rung& rung) noexcept {
-    if (awake.load() != 0) return;
-    if (reply && ring_once(waiters, rung.waiters, 1)) return;
-    if (reply && lingers.load() != 0) return;
-    ring_once(service, rung.service, 1, rung.waker);
+  // Tells one thread of the receiver to look. True: it slept.
+  bool rouse(bool reply, Rung& rung) noexcept {
+    if (awake.load() != 0) return false;
+    if (reply && ring_once(waiters, rung.waiters, 1)) return true;
+    if (reply && lingers.load() != 0) return false;
+    return ring_once(service, rung.service, 1, rung.waker);
   }
 
   // The receiver.

@@ -126,7 +126,7 @@ struct ParsedLetter {
 };
 // `entry` is one letter. Throws kInvalidArgument for anything else.
 ParsedLetter parse_letter(std::span<const std::byte> entry);
-// The same of a letter without pieces; nullopt if it has some.
+// The same of a letter without pieces; false if it has some.
 struct PlainLetter {
   transport::LetterKind kind;
   bool reply;
@@ -135,7 +135,7 @@ struct PlainLetter {
 
   std::span<const std::byte> head() const { return {data, bytes}; }
 };
-std::optional<PlainLetter> parse_plain(std::span<const std::byte> entry);
+bool parse_plain(std::span<const std::byte> entry, PlainLetter& letter);
 
 // The writer's side. Not thread-safe: the owner locks.
 class RingWriter {

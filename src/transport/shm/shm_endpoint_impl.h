@@ -19,6 +19,7 @@
 #include "transport/shm/doorbell.h"
 #include "transport/shm/fabric.h"
 #include "transport/shm/letter_ring.h"
+#include "transport/shm/quick_mutex.h"
 #include "transport/shm/shm_endpoint.h"
 
 // The parts of the shared-memory endpoint: included by the files that implement it.
@@ -45,6 +46,9 @@ enum class NoteType : std::uint64_t {
 Id note_id(std::uint64_t number);
 std::uint64_t note_number(const Id& id);
 
+// This thread has woken one of another endpoint: see wait().
+void note_wake_up() noexcept;
+
 // The doorbell of another endpoint. Set once; kept by loans, which outlive remotes.
 struct RemoteBell {
   std::atomic<Doorbell*> bell{nullptr};
@@ -53,11 +57,12 @@ struct RemoteBell {
   UniqueFd waker;
   Doorbell::Rung rung;
 
-  // Before it is known nothing is lost: whoever learns of it knocks.
+  // Before it is known nothing is lost: whoever learns of it knocks. The letter was written under a
+  // QuickMutex, which is free again.
   void announce_letter(bool reply) noexcept {
-    full_fence();
-    if (Doorbell* const known = bell.load(std::memory_order_acquire))
-      known->announce_letter(number, reply, rung);
+    fence_after_update();
+    Doorbell* const known = bell.load(std::memory_order_acquire);
+    if (known && known->announce_letter(number, reply, rung)) note_wake_up();
   }
   void knock(bool reply) noexcept {
     full_fence();
@@ -140,7 +145,7 @@ class ShmRemote final : public transport::Remote {
   const std::shared_ptr<RemoteBell> bell_ = std::make_shared<RemoteBell>();
 
   // Of the sending side, under send_mutex_.
-  std::mutex send_mutex_;
+  QuickMutex send_mutex_;
   std::vector<Link> links_;  // connections; changed under both locks
   RingWriter writer_;
   std::vector<Loan> loans_;
@@ -242,9 +247,10 @@ struct Handful {
   }
   bool has_room() const { return count < kMost && used + kMostBytes <= kBytes; }
   std::span<std::byte> room() { return std::span(memory).subspan(used, kMostBytes); }
-  void add(std::span<const std::byte> entry, const PlainLetter& letter) {
+  // What was parsed into letters[count].
+  void add(std::span<const std::byte> entry) {
     used += entry.size();
-    letters[count++] = letter;
+    ++count;
   }
   // Of the letter that is the caller's now; nullptr: there is none left.
   const PlainLetter* claim() noexcept {
@@ -263,8 +269,19 @@ class ShmEndpoint final : public transport::Endpoint {
   bool poll(Serve serve) override;
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override;
   bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) override;
+  void begin_attention(Attention& attention) noexcept override;
+  void end_attention(Attention& attention) noexcept override;
   void wake() noexcept override {
     full_fence();
+    wake_after_fence();
+  }
+  // After poll_one() has delivered a reply to a thread in wait(): it has counted that, or has taken
+  // the lock again, either of which is an update (fence_after_update).
+  void wake_after_delivery() noexcept {
+    fence_after_update();
+    wake_after_fence();
+  }
+  void wake_after_fence() noexcept {
     Doorbell::ring_once(bell().waiters, rung_.all_waiters, INT_MAX);
     if (aside_.sleepers.load(std::memory_order_relaxed) != 0) ring_anyway(aside_, INT_MAX);
   }
@@ -280,7 +297,7 @@ class ShmEndpoint final : public transport::Endpoint {
 
  private:
   friend class ShmRemote;
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<QuickMutex>;
 
   // Something that happened on the watch thread, or while sending.
   struct Event {
@@ -361,10 +378,13 @@ class ShmEndpoint final : public transport::Endpoint {
   bool something(Serve serve) const noexcept;
   bool for_service() const noexcept;
   bool timer_is_due() const noexcept;
+  bool core_is_wanted() noexcept;
+  void leave_core() noexcept;
   bool sees_watched() const noexcept { return watched_ring_ && watched_ring_->has_letter(); }
   // Somebody in wait() looks at rings.
   bool is_attended() const noexcept { return bell().awake.load() != 0 || inside_.load() != 0; }
   void leave_wait(Attendance& attendance) noexcept;
+  void count_wait(bool quick) noexcept;
   void begin_to_linger() noexcept;
   void end_lingering() noexcept;
   void start_servants();
@@ -428,7 +448,7 @@ class ShmEndpoint final : public transport::Endpoint {
   Mapping control_;
   UniqueFd control_fd_;
 
-  mutable std::mutex mutex_;
+  mutable QuickMutex mutex_;
   // Under mutex_:
   std::map<Id, std::unique_ptr<ShmRemote>> remotes_;
   std::map<const Peer*, ShmRemote*> owners_;  // of connections
@@ -467,9 +487,12 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::uint32_t> inside_{0};       // threads in wait() that count on it
   std::atomic<std::uint64_t> visits_{0};       // of wait(); about
   std::atomic<unsigned> quick_waits_{0};       // in a row
+  std::atomic<Clock::rep> quick_since_{0};     // the first of them
   std::atomic<std::uint64_t> visits_seen_{0};  // of the thread that serves
   std::atomic<int> quiet_{0};                  // moments in which nobody came
 
+  // See leave_core(); 0: threads may spin.
+  std::atomic<Clock::rep> no_spins_until_{0};
   WaitWord aside_;  // those in wait_aside()
   SpinGuess wait_spins_;
   SpinGuess serve_spins_;

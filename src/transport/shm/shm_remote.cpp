@@ -30,16 +30,15 @@ constexpr std::size_t aligned(std::size_t bytes) {
 
 void write_head(std::span<std::byte> to, const Letter& letter, std::size_t entry_bytes,
                 std::uint16_t loan, bool streams = false) {
-  const LetterEntry entry{
-      .bytes = static_cast<std::uint32_t>(entry_bytes),
-      .kind = letter.kind,
-      .flags = static_cast<std::uint8_t>((letter.reply ? LetterEntry::kReply : 0) |
-                                         (streams ? LetterEntry::kStreams : 0)),
-      .zero = 0,
-      .head_bytes = static_cast<std::uint32_t>(letter.head.size()),
-      .pieces = static_cast<std::uint16_t>(letter.pieces.size()),
-      .loan = loan};
-  std::memcpy(to.data(), &entry, sizeof entry);
+  // As whole words: one that is read soon after it was written in parts stalls the core.
+  const std::uint64_t flags =
+      (letter.reply ? LetterEntry::kReply : 0) | (streams ? LetterEntry::kStreams : 0);
+  const std::array<std::uint64_t, 2> entry{
+      entry_bytes | std::uint64_t{letter.kind} << 32 | flags << 48,
+      letter.head.size() | std::uint64_t{letter.pieces.size()} << 32 | std::uint64_t{loan} << 48};
+  static_assert(sizeof entry == sizeof(LetterEntry));
+  static_assert(std::endian::native == std::endian::little);
+  std::memcpy(to.data(), entry.data(), sizeof entry);
   letter.head.write(to.subspan(sizeof entry, letter.head.size()));
 }
 
