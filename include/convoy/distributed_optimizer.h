@@ -101,6 +101,11 @@ class DistributedOptimizer {
   // kInvalidArgument for a context that was released, or of another session.
   std::vector<OwnerStep> step(const autograd::ContextRef& context) const;
 
+  // For BackwardOptions::optimizers: each owner steps as soon as its part of the pass is done, and
+  // its answer comes with the end of that. One round trip less; but a pass that fails may have
+  // stepped some owners, which its error names.
+  autograd::StepId in_backward() const;
+
   // From the next step on; of all groups, or of one. Goes with that step.
   void set_lr(double lr) const;
   void set_lr(std::size_t group, double lr) const;

@@ -271,6 +271,52 @@ std::vector<Gradients::Item> ContextState::gradients() const {
   return items;
 }
 
+std::vector<Gradients::Item> ContextState::gradients_with(
+    const std::vector<std::pair<at::Tensor, at::Tensor>>& added) const {
+  const at::NoGradGuard no_gradients;
+  std::vector<Gradients::Item> items;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> more;
+  for (const auto& [leaf, gradient] : added) more.emplace(leaf.unsafeGetTensorImpl(), gradient);
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [leaf, gradient] : gradients_) {
+    const auto found = more.find(leaf);
+    const bool adds = found != more.end();
+    items.emplace_back(gradient.leaf, adds ? gradient.value + found->second : gradient.value);
+    if (adds) more.erase(found);
+  }
+  for (const auto& [leaf, gradient] : added) {
+    if (more.contains(leaf.unsafeGetTensorImpl())) items.emplace_back(leaf, gradient);
+  }
+  return items;
+}
+
+ContextGradients ContextState::of_reducer(const std::shared_ptr<Reducer::Impl>& reducer) const {
+  ContextGradients result;
+  const std::scoped_lock lock(mutex_);
+  for (const at::Tensor& parameter : parameters_of(*reducer)) {
+    const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
+    result.gradients.push_back(found == gradients_.end() ? at::Tensor() : found->second.value);
+  }
+  const auto known = reducers_.find(reducer);
+  if (known != reducers_.end()) result.histories = known->second;
+  return result;
+}
+
+void ContextState::replace(const std::shared_ptr<Reducer::Impl>& reducer, ContextGradients&& now) {
+  const std::scoped_lock lock(mutex_);
+  if (released()) return;
+  const auto& parameters = parameters_of(*reducer);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (now.gradients[i].defined()) {
+      gradients_[parameters[i].unsafeGetTensorImpl()] = {parameters[i],
+                                                         std::move(now.gradients[i])};
+    } else {
+      gradients_.erase(parameters[i].unsafeGetTensorImpl());
+    }
+  }
+  reducers_[reducer] = std::move(now.histories);
+}
+
 std::vector<WorkerId> ContextState::release() {
   // What it held goes without the lock.
   std::unordered_map<std::uint64_t, std::shared_ptr<const SentMessage>> sent;
@@ -279,6 +325,7 @@ std::vector<WorkerId> ContextState::release() {
   released_.store(true);
   sent.swap(sent_);
   gradients.swap(gradients_);
+  reducers_.clear();
   came_.clear();
   order_.clear();
   return {known_.begin(), known_.end()};

@@ -15,6 +15,7 @@
 #include "autograd/frames.h"
 #include "autograd/walk.h"
 #include "autograd/wire.h"
+#include "ddp/gradient_home.h"
 #include "rpc/recording.h"
 
 namespace convoy::autograd::detail {
@@ -63,6 +64,12 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // Adds what a pass has computed.
   void add(std::vector<std::pair<at::Tensor, at::Tensor>>&& gradients);
   std::vector<Gradients::Item> gradients() const;
+  // As they will be when these were added.
+  std::vector<Gradients::Item> gradients_with(
+      const std::vector<std::pair<at::Tensor, at::Tensor>>& added) const;
+  // What it has of a reducer's parameters, and what a pass has made of that.
+  ContextGradients of_reducer(const std::shared_ptr<Reducer::Impl>& reducer) const;
+  void replace(const std::shared_ptr<Reducer::Impl>& reducer, ContextGradients&& now);
   // From now on nothing is recorded; what it holds is let go of. Whom it was sent to.
   std::vector<WorkerId> release();
   ContextReport report() const;
@@ -95,6 +102,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   std::set<WorkerId> known_;
   std::set<WorkerId> introduced_by_;
   std::unordered_map<const c10::TensorImpl*, Gradient> gradients_;
+  std::map<std::weak_ptr<Reducer::Impl>, std::vector<GradientHistory>, std::owner_less<>> reducers_;
 };
 
 // A context, as the calls of one handler see it, or those of threads that are none.

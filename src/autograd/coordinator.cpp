@@ -23,9 +23,11 @@ Coordinator::Coordinator(std::shared_ptr<ContextState> context, const BackwardOp
     : context_(std::move(context)),
       registry_(context_->registry()),
       fast_(options.mode == Mode::kFast),
+      steps_(!options.optimizers.empty()),
       timeout_(options.timeout) {
   PassHead head = registry_.new_pass(*context_, fast_, options.retain_graph);
   head.deterministic = options.deterministic;
+  head.optimizers = options.optimizers;
   if (const auto within = rpc::detail::within_clock(timeout_); within.count() != 0) {
     head.remaining = static_cast<std::uint64_t>(within.count());
   }
@@ -86,6 +88,7 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
     } else {
       run_after_discovery(roots, std::move(gradients));
     }
+    pass_->step();
     done(registry_.self(), pass_->engaged());
     wait_for_all();
   } catch (...) {
@@ -259,9 +262,9 @@ void Coordinator::commit() {
   }
 }
 
-std::string Coordinator::abort_all(const std::string& why) noexcept {
+Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
   try {
-    pass_->abort(why);
+    const Stepped here = pass_->abort(why).stepped;
     registry_.end_pass(id_);
     struct Answers {
       std::mutex mutex;
@@ -269,8 +272,10 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
       std::set<WorkerId> told;
       std::set<WorkerId> heard_of;
       std::map<WorkerId, std::string> waiting;
+      std::map<WorkerId, Stepped> stepped;
     };
     const auto answers = std::make_shared<Answers>();
+    answers->stepped[registry_.self()] = here;
     std::set<WorkerId> lost;  // told, if they can be, but not waited for
     {
       const std::scoped_lock lock(mutex_);
@@ -307,6 +312,7 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
                 if (!answer.error()) {
                   const AbortReply& reply = answer.result();
                   answers->heard_of.insert(reply.engaged.begin(), reply.engaged.end());
+                  answers->stepped[worker] = reply.stepped;
                   if (!reply.waits_for.empty()) answers->waiting[worker] = reply.waits_for;
                 }
               }
@@ -328,23 +334,49 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
         for (const auto& [worker, waits] : answers->waiting) {
           text += concat(text.empty() ? "" : "; ", registry_.name_of(worker), " waits for ", waits);
         }
-        return text;
+        return {text, answers->stepped};
       }
     }
   } catch (const std::exception& error) {
     log_warn("autograd: a backward pass could not be ended everywhere: ", error.what());
   }
-  return "";
+  return {};
+}
+
+std::string Coordinator::who_stepped(const Aborted& aborted) const {
+  std::set<WorkerId> all{registry_.self()};
+  {
+    const std::scoped_lock lock(mutex_);
+    all.insert(participants_.begin(), participants_.end());
+  }
+  std::string stepped, not_stepped, not_known;
+  for (const WorkerId worker : all) {
+    const auto known = aborted.stepped.find(worker);
+    const bool told = known != aborted.stepped.end() && known->second != Stepped::kIsBeing;
+    std::string& list = !told                                ? not_known
+                        : known->second == Stepped::kStepped ? stepped
+                                                             : not_stepped;
+    list += concat(list.empty() ? "" : ", ", registry_.name_of(worker));
+  }
+  const auto part = [](const char* title, const std::string& names) {
+    return names.empty() ? names : concat("; ", title, ": ", names);
+  };
+  const std::string text =
+      part("stepped", stepped) + part("not stepped", not_stepped) + part("not known", not_known);
+  return concat(" [", text.substr(2), "]");
 }
 
 void Coordinator::throw_failure(const PassError& error) {
   const std::string name = registry_.name_of(error.worker);
   const auto kind = static_cast<ErrorKind>(error.kind);
-  const std::string waiting = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
+  const Aborted aborted = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
   std::string text =
       concat("autograd: backward pass ", id_.number, " of context ", context_->id(), " failed on ",
              name, ": Error on Node ", error.worker, ": ", error.text);
-  if (kind == ErrorKind::kTimeout && !waiting.empty()) text += concat("; ", waiting);
+  if (kind == ErrorKind::kTimeout && !aborted.waiting.empty()) {
+    text += concat("; ", aborted.waiting);
+  }
+  if (steps_) text += who_stepped(aborted);
   throw rpc::RemoteError(kind, text, name, error.type);
 }
 

@@ -38,8 +38,14 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept;
   void wait_for_all();
   void commit();
-  // Tells everybody; what they wait for.
-  std::string abort_all(const std::string& why) noexcept;
+  struct Aborted {
+    std::string waiting;                  // who waited for what
+    std::map<WorkerId, Stepped> stepped;  // of those who have answered
+  };
+  // Tells everybody.
+  Aborted abort_all(const std::string& why) noexcept;
+  // " [stepped: worker1; not stepped: worker2]", of a pass with optimizers.
+  std::string who_stepped(const Aborted& aborted) const;
   [[noreturn]] void throw_failure(const PassError& error);
   void check();
   bool has_failed() const;
@@ -50,6 +56,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   const std::shared_ptr<ContextState> context_;
   Registry& registry_;
   const bool fast_;
+  const bool steps_;  // it has optimizers
   const std::chrono::milliseconds timeout_;
   std::shared_ptr<Pass> pass_;
   PassId id_;

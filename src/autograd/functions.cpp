@@ -89,7 +89,10 @@ CONVOY_RPC(commit);
 AbortReply abort_pass(const PassHead& head, const std::string& why) {
   require_root(head.pass);
   const auto pass = Registry::here().end_pass(head.pass);
-  return pass ? pass->abort(why) : AbortReply();
+  if (!pass) return {};
+  AbortReply reply = pass->abort(why);
+  if (reply.stepped == Stepped::kIsBeing) reply.stepped = pass->stepped();
+  return reply;
 }
 CONVOY_RPC(abort_pass);
 

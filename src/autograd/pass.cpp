@@ -13,6 +13,7 @@
 #include "autograd/functions.h"
 #include "autograd/nodes.h"
 #include "autograd/registry.h"
+#include "autograd/step_hook.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -33,6 +34,12 @@ constexpr std::uint32_t kMostBatches = std::uint32_t{1} << 20;
 // Calls of the root with more than this are answered at once: they do not stay open.
 constexpr std::size_t kMostOpen = std::size_t{1} << 20;  // bytes
 
+// Parameters of more than this are stepped after the gradients have gone.
+constexpr std::size_t kMostSteppedFirst = std::size_t{1} << 18;  // bytes
+
+// How long the end of a step is waited for that is under way when its pass is aborted.
+constexpr std::chrono::seconds kMostStepTime(2);
+
 // How long whoever wants gradients waits at least for the root of a pass that is over here.
 constexpr std::chrono::seconds kLeastDecisionTime(10);
 
@@ -44,10 +51,24 @@ Deadline deadline_after(const Registry& registry, std::uint64_t remaining) {
                          registry.session()->agent().now());
 }
 
+// Of a sparse one: about.
+std::size_t bytes_of(const at::Tensor& gradient) {
+  if (!gradient.defined()) return 0;
+  if (gradient.layout() == c10::kStrided) return gradient.nbytes();
+  return gradient.is_sparse() ? gradient._values().nbytes() + gradient._indices().nbytes() : 0;
+}
 std::size_t bytes_of(const std::vector<at::Tensor>& gradients) {
   std::size_t bytes = 0;
-  for (const at::Tensor& gradient : gradients) bytes += gradient.defined() ? gradient.nbytes() : 0;
+  for (const at::Tensor& gradient : gradients) bytes += bytes_of(gradient);
   return bytes;
+}
+
+// Of models whose gradients are reduced.
+bool has_sinks(const Walk& walk) {
+  return has_reducers() &&
+         std::any_of(walk.nodes().begin(), walk.nodes().end(), [](const ag::Node* node) {
+           return dynamic_cast<const Sink*>(node) != nullptr;
+         });
 }
 
 std::string type_name(const std::type_info& type) {
@@ -67,11 +88,13 @@ Pass::Pass(std::shared_ptr<ContextState> context, const PassHead& head)
       fast_(head.fast),
       retain_(head.retain),
       deterministic_(head.deterministic),
+      optimizers_(head.optimizers),
       deadline_(deadline_after(registry_, head.remaining)),
       planned_(head.planned) {}
 
 PassHead Pass::head() const {
-  PassHead head{id_, floor_, context_->id(), fast_, retain_, deterministic_, false, kNoLimit};
+  PassHead head{id_,   floor_,   context_->id(), fast_, retain_, deterministic_,
+                false, kNoLimit, optimizers_};
   {
     const std::scoped_lock lock(mutex_);
     head.planned = planned_;
@@ -451,7 +474,36 @@ bool Pass::after_node() {
   return !aborted();
 }
 
-bool Pass::engine_accumulates(ag::AccumulateGrad&) { return false; }
+// A reducer's hook wants the gradient in `.grad`.
+bool Pass::engine_accumulates(ag::AccumulateGrad& leaf) {
+  bool accumulates = false;
+  for (const auto& hook : leaf.post_hooks()) {
+    const auto* const of_reducer = dynamic_cast<const ReducerHook*>(hook.get());
+    if (const auto reducer = of_reducer ? of_reducer->reducer() : nullptr) {
+      lend(reducer);
+      accumulates = true;
+    }
+  }
+  return accumulates;
+}
+
+void Pass::lend(const std::shared_ptr<Reducer::Impl>& reducer) {
+  if (loans_.contains(reducer)) return;
+  loans_.emplace(reducer, std::make_unique<GradientLoan>(reducer, context_->of_reducer(reducer)));
+}
+
+std::string Pass::given_up() const {
+  if (!aborted()) return "";
+  const std::scoped_lock lock(mutex_);
+  return concat("its distributed backward pass was given up: ", why_);
+}
+
+void Pass::end_loans() {
+  if (!aborted()) {
+    for (const auto& [reducer, loan] : loans_) reduced_.emplace_back(reducer, loan->take());
+  }
+  loans_.clear();
+}
 
 void Pass::arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
   gradients_.emplace_back(leaf.variable, gradient);
@@ -460,7 +512,8 @@ void Pass::arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
 bool Pass::can_start_early() const {
   const auto all = context_->all_sent();
   const std::scoped_lock lock(mutex_);
-  return walk_.is_apart_from(all);
+  // A reducer waits for all of its gradients in one run.
+  return walk_.is_apart_from(all) && !has_sinks(walk_);
 }
 
 void Pass::run_early(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gradients) {
@@ -516,7 +569,74 @@ void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
   RECORD_FUNCTION("convoy::autograd::backward", {});
   const rpc::detail::RecorderScope recorded(FrameRecorder::of(context_));
   began_ = std::chrono::steady_clock::now();
-  engine.run(roots, std::move(gradients), retain_);
+  const GradientHome::Scope home(*this);
+  engine_ = &engine;
+  try {
+    engine.run(roots, std::move(gradients), retain_);
+  } catch (...) {
+    engine_ = nullptr;
+    loans_.clear();
+    throw;
+  }
+  engine_ = nullptr;
+  end_loans();
+}
+
+// The answer of this worker comes with the end of its part; but nobody waits for gradients
+// meanwhile, if the step takes its time.
+void Pass::step() {
+  if (optimizers_.empty()) return;
+  std::vector<Gradients::Item> items;
+  {
+    std::size_t bytes = 0;
+    for (const auto& [leaf, gradient] : gradients_) bytes += bytes_of(gradient);
+    if (bytes > kMostSteppedFirst && !for_root_.empty()) flush(false);
+    items = context_->gradients_with(gradients_);
+  }
+  for (const auto& [reducer, now] : reduced_) {
+    const auto& parameters = parameters_of(*reducer);
+    std::erase_if(items, [&](const Gradients::Item& item) {
+      return std::any_of(parameters.begin(), parameters.end(),
+                         [&](const at::Tensor& each) { return each.is_same(item.first); });
+    });
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (now.gradients[i].defined()) items.emplace_back(parameters[i], now.gradients[i]);
+    }
+  }
+  {
+    // Once it is aborted nothing is stepped any more.
+    const std::scoped_lock lock(mutex_);
+    if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
+    stepped_ = Stepped::kIsBeing;
+  }
+  std::size_t count = 0;
+  try {
+    const rpc::detail::RecorderScope not_recorded(nullptr);
+    count = step_hook()(*registry_.session(), optimizers_, Gradients(std::move(items)));
+  } catch (...) {
+    {
+      const std::scoped_lock lock(mutex_);
+      stepped_ = Stepped::kNothing;
+    }
+    registry_.wake();
+    throw;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    stepped_ = count == 0 ? Stepped::kNothing : Stepped::kStepped;
+  }
+  registry_.wake();
+}
+
+Stepped Pass::stepped() const {
+  const auto session = registry_.session();
+  Stepped now = Stepped::kNothing;
+  session->agent().wait(Deadline::after(kMostStepTime, session->agent().now()), [&] {
+    const std::scoped_lock lock(mutex_);
+    now = stepped_;
+    return now != Stepped::kIsBeing;
+  });
+  return now;
 }
 
 // Of a worker that is not the root.
@@ -525,6 +645,7 @@ void Pass::run_for_root() noexcept {
     const auto began = std::chrono::steady_clock::now();
     try {
       run({}, {});
+      step();
       flush(true);
     } catch (...) {
       if (!aborted()) {
@@ -548,6 +669,9 @@ void Pass::commit() {
       fail(ErrorKind::kInternal, "autograd: a backward pass that has not run is to be committed");
     }
     context_->add(std::exchange(gradients_, {}));
+    for (auto& [reducer, now] : std::exchange(reduced_, {})) {
+      context_->replace(reducer, std::move(now));
+    }
     state_ = State::kCommitted;
   }
   registry_.wake();
@@ -573,6 +697,7 @@ AbortReply Pass::abort(const std::string& why) {
   {
     const std::scoped_lock lock(mutex_);
     reply.engaged.assign(engaged_.begin(), engaged_.end());
+    reply.stepped = stepped_;
     if (state_ == State::kRunning && arrived_.empty()) reply.waits_for = waits_for_locked();
     if (aborted()) return reply;
     why_ = why;

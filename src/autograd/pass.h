@@ -19,6 +19,7 @@
 #include "autograd/walk.h"
 #include "autograd/wire.h"
 #include "convoy/deadline.h"
+#include "ddp/gradient_home.h"
 
 namespace convoy::autograd::detail {
 
@@ -29,7 +30,9 @@ class Registry;
 // of libtorch's engine), done (the root decides), committed; ended, when the registry has let go of
 // it.
 // Thread-safe, but for run().
-class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pass> {
+class Pass final : public GatedRun::Host,
+                   public GradientHome,
+                   public std::enable_shared_from_this<Pass> {
  public:
   Pass(std::shared_ptr<ContextState> context, const PassHead& head);
 
@@ -74,6 +77,11 @@ class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pa
                                   bool from_root);
   static rpc::Future<GradientReply> nothing_for_root();
 
+  // The optimizers of the pass step here. Behind run().
+  void step();
+  // Waits a little for a step that is under way.
+  Stepped stepped() const;
+
   // --- the end ---
 
   // What run() has computed becomes the context's. Once.
@@ -101,6 +109,10 @@ class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pa
   bool sends_zeros() const override { return fast_; }
   void before_node(const char* name) override;
   bool after_node() override;
+  // GradientHome
+  bool is_current() const override { return engine_ != nullptr && engine_->is_current_task(); }
+  void lend(const std::shared_ptr<Reducer::Impl>& reducer) override;
+  std::string given_up() const override;
 
  private:
   enum class State { kDiscovery, kRunning, kDone, kCommitted };
@@ -116,6 +128,7 @@ class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pa
   void start();
   void run_engine(GatedRun& engine, const std::vector<torch::autograd::Edge>& roots,
                   std::vector<at::Tensor>&& gradients);
+  void end_loans();
   rpc::Future<GradientReply> answer_for_root(std::uint64_t message, std::size_t bytes);
   // Parts that have not gone with a gradient; those alone that gradients may not take along.
   void send_plans(bool all);
@@ -137,6 +150,7 @@ class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pa
   const bool fast_;
   const bool retain_;
   const bool deterministic_;
+  const std::vector<StepId> optimizers_;
   const Deadline deadline_;
 
   std::atomic<bool> aborted_{false};
@@ -152,6 +166,7 @@ class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pa
   std::deque<Gradient> arrived_;
   std::set<WorkerId> engaged_;
   std::string why_;  // it was aborted
+  Stepped stepped_ = Stepped::kNothing;
   struct RootCall {
     std::vector<rpc::Promise<GradientReply>> waiting;
     std::optional<GradientReply> answer;
@@ -162,6 +177,10 @@ class Pass final : public GatedRun::Host, public std::enable_shared_from_this<Pa
 
   // Of the thread of run(), and of commit() after it.
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
+  // Of reducers' parameters: instead of what the context has.
+  std::vector<std::pair<std::shared_ptr<Reducer::Impl>, ContextGradients>> reduced_;
+  std::map<std::shared_ptr<Reducer::Impl>, std::unique_ptr<GradientLoan>> loans_;
+  GatedRun* engine_ = nullptr;  // while it runs
   std::vector<MessageGradients> for_root_;
   std::vector<std::pair<Received, std::vector<at::Tensor>>> early_;  // until discovery has ended
   bool discovering_ = false;                                         // early_ is used

@@ -34,9 +34,10 @@ struct PassHead {
   bool fast = false;
   bool retain = false;
   bool deterministic = false;
-  bool planned = false;         // the root knows who takes part: nobody is asked
-  std::uint64_t remaining = 0;  // nanoseconds until its deadline; kNoLimit
-  CONVOY_FIELDS(pass, floor, context, fast, retain, deterministic, planned, remaining)
+  bool planned = false;                 // the root knows who takes part: nobody is asked
+  std::uint64_t remaining = 0;          // nanoseconds until its deadline; kNoLimit
+  std::vector<StepId> optimizers = {};  // that step at the end of each part
+  CONVOY_FIELDS(pass, floor, context, fast, retain, deterministic, planned, remaining, optimizers)
 };
 inline constexpr std::uint64_t kNoLimit = UINT64_MAX;
 
@@ -86,10 +87,17 @@ struct GradientReply {
   CONVOY_FIELDS(back, done, engaged)
 };
 
+// Of a pass with optimizers, on one worker.
+enum class Stepped : std::uint8_t {
+  kNothing,  // it has not come to it, or has none of the parameters
+  kIsBeing,  // just now
+  kStepped,
+};
 struct AbortReply {
   std::string waits_for;          // empty: for nothing
   std::vector<WorkerId> engaged;  // to whom it has sent gradients
-  CONVOY_FIELDS(waits_for, engaged)
+  Stepped stepped = Stepped::kNothing;
+  CONVOY_FIELDS(waits_for, engaged, stepped)
 };
 
 // A context on one worker, for dump().

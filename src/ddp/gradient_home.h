@@ -25,6 +25,11 @@ struct ContextGradients {
   std::vector<GradientHistory> histories;  // empty: there was no pass yet
 };
 
+// Of a reducer, in the order of ContextGradients.
+const std::vector<at::Tensor>& parameters_of(const Reducer::Impl& reducer);
+// True while this process has a reducer: without one there is nothing to look for.
+bool has_reducers();
+
 // On the accumulators of parameters.
 class ReducerHook : public torch::autograd::FunctionPostHook {
  public:
@@ -42,8 +47,6 @@ class GradientLoan {
   GradientLoan& operator=(const GradientLoan&) = delete;
   ~GradientLoan();
 
-  // Of the reducer, in this order.
-  const std::vector<at::Tensor>& parameters() const;
   // What the context is to have; not in buckets any more.
   ContextGradients take() const;
 

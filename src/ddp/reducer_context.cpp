@@ -2,6 +2,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <atomic>
 #include <utility>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@ namespace convoy {
 namespace {
 
 thread_local GradientHome* home_here = nullptr;
+std::atomic<int> reducers_alive{0};
 
 // The same gradient as another tensor.
 void take_note(GradientHistory& history, const at::Tensor& was, const at::Tensor& is) {
@@ -23,6 +25,13 @@ void take_note(GradientHistory& history, const at::Tensor& was, const at::Tensor
 }
 
 }  // namespace
+
+const std::vector<at::Tensor>& parameters_of(const Reducer::Impl& reducer) {
+  return reducer.tensors();
+}
+bool has_reducers() { return reducers_alive.load(std::memory_order_relaxed) != 0; }
+Reducer::Impl::Loan::Loan() { ++reducers_alive; }
+Reducer::Impl::Loan::~Loan() { --reducers_alive; }
 
 GradientHome* GradientHome::current() {
   return home_here != nullptr && home_here->is_current() ? home_here : nullptr;
@@ -35,7 +44,6 @@ GradientLoan::GradientLoan(std::shared_ptr<Reducer::Impl> reducer, const Context
   reducer_->lend(context);
 }
 GradientLoan::~GradientLoan() { reducer_->give_back(); }
-const std::vector<at::Tensor>& GradientLoan::parameters() const { return reducer_->tensors(); }
 ContextGradients GradientLoan::take() const { return reducer_->lent(); }
 
 // What lies in a bucket would be overwritten by the next round.

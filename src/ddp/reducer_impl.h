@@ -310,6 +310,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   // Of distributed backward passes.
   struct Loan {
+    Loan();
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    ~Loan();
+
     std::optional<ContextGradients> own = {};  // while `.grad` is a context's
     GradientHome* pass = nullptr;              // that this backward is part of
   };

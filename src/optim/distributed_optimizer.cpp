@@ -4,6 +4,7 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <set>
 #include <utility>
@@ -31,6 +32,13 @@ constexpr const char* kRulesName = "rules";
 template <class... Text>
 [[noreturn]] void refuse_distributed(const Text&... text) {
   fail(ErrorKind::kInvalidArgument, kDistributed, ": ", text...);
+}
+
+// Unique in a session: the worker that makes it, and its number there.
+autograd::StepId next_step_id(const rpc::Session& session) {
+  static std::atomic<std::uint32_t> last{0};
+  const auto worker = static_cast<std::uint32_t>(session.worker_info().rank);
+  return (autograd::StepId{worker} << 32U) | ++last;
 }
 
 // What is thrown of an owner's error.
@@ -97,6 +105,7 @@ class DistributedOptimizer::Impl {
        const DistributedOptimizerOptions& options);
 
   std::vector<OwnerStep> step(const autograd::ContextRef& context);
+  autograd::StepId in_backward();
   void change_rules(const std::function<void(std::vector<OptimizerRule>&)>& change);
   std::vector<OptimizerRule> rules() { return rules_.lock()->list.rules; }
   std::vector<std::string> owners() const;
@@ -134,6 +143,7 @@ class DistributedOptimizer::Impl {
   }
 
   const rpc::Session session_;
+  const autograd::StepId id_;
   const DistributedOptimizerOptions options_;
   std::vector<Owner> owners_;
   Guarded<Rules> rules_;
@@ -144,7 +154,7 @@ class DistributedOptimizer::Impl {
 DistributedOptimizer::Impl::Impl(const rpc::Session& session,
                                  const std::vector<DistributedGroup>& groups,
                                  const DistributedOptimizerOptions& options)
-    : session_(session), options_(options) {
+    : session_(session), id_(next_step_id(session)), options_(options) {
   check(groups);
   make_owners(groups);
   {
@@ -201,7 +211,7 @@ void DistributedOptimizer::Impl::make_optimizers() {
   for (Owner& owner : owners_) {
     if (owner.worker == self) continue;
     owner.reference = session_.to(owner.worker, call_options())
-                          .remote<detail::make_local_optimizer>(owner.parameters, rules);
+                          .remote<detail::make_local_optimizer>(id_, owner.parameters, rules);
     made.push_back(owner.reference.created());
   }
   // Everybody is waited for: an error says all that there is to say.
@@ -211,7 +221,7 @@ void DistributedOptimizer::Impl::make_optimizers() {
   for (Owner& owner : owners_) {
     try {
       if (owner.worker == self) {
-        owner.here = detail::make_local_optimizer(owner.parameters, rules);
+        owner.here = detail::make_optimizer_in(session_, id_, owner.parameters, rules);
       } else {
         made[next++].wait();
       }
@@ -313,6 +323,31 @@ std::vector<OwnerStep> DistributedOptimizer::Impl::step(const autograd::ContextR
         auto rules = rules_.lock();
         rules->known[i] = std::max(rules->known[i], version);
       });
+}
+
+// Rules that have changed go before the pass, which does not carry them.
+autograd::StepId DistributedOptimizer::Impl::in_backward() {
+  RuleList news;
+  std::vector<std::size_t> late;
+  {
+    auto rules = rules_.lock();
+    for (std::size_t i = 0; i < owners_.size(); ++i) {
+      if (rules->known[i] < rules->list.version) late.push_back(i);
+    }
+    if (late.empty()) return id_;
+    news = rules->list;
+  }
+  at_owners(
+      late, "setting rules", "set",
+      [&](const auto& target, std::size_t) {
+        return target.template rpc_async<&LocalOptimizer::set_rules>(news);
+      },
+      [&](LocalOptimizer& here, std::size_t) { return here.set_rules(news); },
+      [&](OwnerStep&, std::size_t i, const LocalStep&) {
+        auto rules = rules_.lock();
+        rules->known[i] = std::max(rules->known[i], news.version);
+      });
+  return id_;
 }
 
 void DistributedOptimizer::Impl::change_rules(
@@ -442,6 +477,8 @@ DistributedOptimizer::DistributedOptimizer(const rpc::Session& session,
 std::vector<OwnerStep> DistributedOptimizer::step(const autograd::ContextRef& context) const {
   return impl_->step(context);
 }
+
+autograd::StepId DistributedOptimizer::in_backward() const { return impl_->in_backward(); }
 
 void DistributedOptimizer::set_lr(double lr) const {
   impl_->change_rules([&](std::vector<OptimizerRule>& rules) {

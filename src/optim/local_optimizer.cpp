@@ -7,7 +7,9 @@
 #include <set>
 #include <utility>
 
+#include "autograd/step_hook.h"
 #include "base/error.h"
+#include "base/guarded.h"
 
 namespace convoy::detail {
 namespace {
@@ -31,10 +33,35 @@ bool takes_sparse(const OptimizerRule& rule) {
   return (sgd != nullptr && sgd->weight_decay == 0) || steps_rows_only(rule);
 }
 
+// Those that passes may step, by session and number.
+using OptimizersHere =
+    std::map<std::pair<const void*, autograd::StepId>, std::weak_ptr<LocalOptimizer>>;
+Guarded<OptimizersHere>& optimizers_here() {
+  static auto* const all = new Guarded<OptimizersHere>();  // they may outlive main()
+  return *all;
+}
+
+std::size_t step_in_pass(rpc::detail::SessionImpl& session,
+                         const std::vector<autograd::StepId>& optimizers,
+                         const autograd::Gradients& gradients) {
+  std::size_t stepped = 0;
+  for (const autograd::StepId id : optimizers) {
+    const auto optimizer = [&] {
+      auto all = optimizers_here().lock();
+      const auto found = all->find({&session, id});
+      return found == all->end() ? nullptr : found->second.lock();
+    }();
+    if (optimizer) stepped += optimizer->step(gradients, {}).stepped;
+  }
+  return stepped;
+}
+[[maybe_unused]] const bool kStepsInPasses = autograd::detail::set_step_hook(&step_in_pass);
+
 }  // namespace
 
-LocalOptimizer::LocalOptimizer(const std::vector<OwnedParameter>& parameters, const RuleList& rules)
-    : rules_(rules) {
+LocalOptimizer::LocalOptimizer(const rpc::Session& session, autograd::StepId id,
+                               const std::vector<OwnedParameter>& parameters, const RuleList& rules)
+    : key_(session.impl().get(), id), rules_(rules) {
   std::map<const void*, std::string> known;
   std::vector<at::Tensor> tensors;
   for (const OwnedParameter& each : parameters) {
@@ -67,15 +94,16 @@ LocalOptimizer::LocalOptimizer(const std::vector<OwnedParameter>& parameters, co
   turns_ = std::make_unique<StepTurns>(tensors);
 }
 
-LocalOptimizer::~LocalOptimizer() = default;
+LocalOptimizer::~LocalOptimizer() { optimizers_here().lock()->erase(key_); }
 
 void LocalOptimizer::take_rules(const RuleList& rules) {
   if (!rules.rules.empty() && rules.version > rules_.version) rules_ = rules;
 }
 
-void LocalOptimizer::set_rules(const RuleList& rules) {
+LocalStep LocalOptimizer::set_rules(const RuleList& rules) {
   const auto turn = turns_->take();
   take_rules(rules);
+  return {};
 }
 
 // Throws if the gradient is none for this parameter and rule.
@@ -201,9 +229,17 @@ LocalStep LocalOptimizer::load(const std::vector<KeptOfParameter>& all) {
   return {loaded.size(), 0};
 }
 
-LocalOptimizerPtr make_local_optimizer(const std::vector<OwnedParameter>& parameters,
+LocalOptimizerPtr make_optimizer_in(const rpc::Session& session, autograd::StepId id,
+                                    const std::vector<OwnedParameter>& parameters,
+                                    const RuleList& rules) {
+  const auto made = std::make_shared<LocalOptimizer>(session, id, parameters, rules);
+  (*optimizers_here().lock())[{session.impl().get(), id}] = made;
+  return made;
+}
+LocalOptimizerPtr make_local_optimizer(autograd::StepId id,
+                                       const std::vector<OwnedParameter>& parameters,
                                        const RuleList& rules) {
-  return std::make_shared<LocalOptimizer>(parameters, rules);
+  return make_optimizer_in(rpc::current().session(), id, parameters, rules);
 }
 CONVOY_RPC(make_local_optimizer);
 CONVOY_RPC(&LocalOptimizer::step_here);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "convoy/autograd.h"
@@ -80,7 +81,8 @@ struct KeptOfParameter {
 class LocalOptimizer {
  public:
   // Waits until the parameters were made.
-  LocalOptimizer(const std::vector<OwnedParameter>& parameters, const RuleList& rules);
+  LocalOptimizer(const rpc::Session& session, autograd::StepId id,
+                 const std::vector<OwnedParameter>& parameters, const RuleList& rules);
   LocalOptimizer(const LocalOptimizer&) = delete;
   LocalOptimizer& operator=(const LocalOptimizer&) = delete;
   ~LocalOptimizer();
@@ -92,7 +94,7 @@ class LocalOptimizer {
 
   // For calls.
   LocalStep step_here(autograd::ContextId context, const RuleList& rules);
-  void set_rules(const RuleList& rules);
+  LocalStep set_rules(const RuleList& rules);  // of nothing
   // `with` kShapes: without the states' values.
   enum class Kept { kShapes, kAll };
   std::vector<KeptOfParameter> kept(Kept with) const;
@@ -115,13 +117,19 @@ class LocalOptimizer {
   std::vector<Update> prepare(const autograd::Gradients& gradients);
   Update update_of(Member& member, const at::Tensor& gradient) const;
 
+  const std::pair<const void*, autograd::StepId> key_;  // of its session, in passes
   std::vector<Member> members_;
   RuleList rules_;
   std::unique_ptr<StepTurns> turns_;  // whose holder has members_ and rules_
 };
 
 using LocalOptimizerPtr = std::shared_ptr<LocalOptimizer>;
-LocalOptimizerPtr make_local_optimizer(const std::vector<OwnedParameter>& parameters,
+LocalOptimizerPtr make_optimizer_in(const rpc::Session& session, autograd::StepId id,
+                                    const std::vector<OwnedParameter>& parameters,
+                                    const RuleList& rules);
+// For calls.
+LocalOptimizerPtr make_local_optimizer(autograd::StepId id,
+                                       const std::vector<OwnedParameter>& parameters,
                                        const RuleList& rules);
 
 }  // namespace detail

@@ -76,6 +76,30 @@ bool has_gradient(const RRef<at::Tensor>& parameter) {
 }
 CONVOY_RPC(has_gradient);
 
+// Workers are threads: a tensor of one of them that all see.
+at::Tensor& watched() {
+  static at::Tensor one;
+  return one;
+}
+void watch(const RRef<at::Tensor>& parameter) { watched() = parameter.local_value().detach(); }
+CONVOY_RPC(watch);
+// Its backward fails, once that one was stepped.
+struct FailsAfterStep : torch::autograd::Function<FailsAfterStep> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    const auto deadline = Deadline::after(30s);
+    while (!deadline.expired() && watched()._version() == 0) std::this_thread::yield();
+    throw std::runtime_error("after the step");
+  }
+};
+at::Tensor times_failing(const RRef<at::Tensor>& parameter, const at::Tensor& factor) {
+  return FailsAfterStep::apply(times(parameter, factor));
+}
+CONVOY_RPC(times_failing);
+
 Parameters& shared() {
   static Parameters all;
   return all;
@@ -126,11 +150,14 @@ struct TwoLayers {
         second(on.remote<make_layer>(owner2, 2, trains2)) {
     parameters = {first.remote<&LayerImpl::parameter>(), second.remote<&LayerImpl::parameter>()};
   }
-  std::vector<OwnerStep> train(const DistributedOptimizer& optimizer, int step) const {
-    const Context context(session);
+  at::Tensor loss(int step) const {
     const auto y =
         second.rpc_sync<&LayerImpl::forward>(first.rpc_sync<&LayerImpl::forward>(input_of(step)));
-    context.backward({(y + torch::ones({3, 3})).sum()});
+    return (y + torch::ones({3, 3})).sum();
+  }
+  std::vector<OwnerStep> train(const DistributedOptimizer& optimizer, int step) const {
+    const Context context(session);
+    context.backward({loss(step)});
     return optimizer.step(context);
   }
   at::Tensor weights() const {
@@ -604,6 +631,118 @@ TEST(DistributedOptimizerTest, OwnerKilledInAStep) {
   group.wait_mark("done", 0);
   group.post("end");
   group.join();
+}
+
+// --- the step in backward ---
+
+TEST(StepInBackwardTest, AsPythons) {
+  run_all(3, [](Session& session, int rank) {
+    const auto name = [](int worker) { return "worker" + std::to_string(worker % 3); };
+    for (const auto& [rule, expected] : configurations()) {
+      SCOPED_TRACE(describe(rule));
+      const TwoLayers layers(session, name(rank + 1), name(rank + 2));
+      const DistributedOptimizer optimizer(session, layers.parameters, rule);
+      for (int step = 0; step < 3; ++step) {
+        const Context context(session);
+        const auto mode = step == 1 ? autograd::Mode::kFast : autograd::Mode::kSmart;
+        context.backward({layers.loss(step)},
+                         {.mode = mode, .optimizers = {optimizer.in_backward()}});
+      }
+      const auto weights = layers.weights();
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(weights[static_cast<std::int64_t>(i)].item<float>(), expected[i], 3e-6) << i;
+      }
+    }
+  });
+}
+
+// Of this worker, with rules that change, gradients of two passes, and several optimizers.
+TEST(StepInBackwardTest, WhatIsStepped) {
+  run_root(3, [](Session& session) {
+    const std::vector<std::int64_t> sizes{2};
+    const auto mine = torch::zeros(sizes).requires_grad_(true);
+    const auto theirs = session.remote<make_parameter>("worker1", sizes);
+    const auto other = session.remote<make_parameter>("worker1", sizes);
+    const auto unused = session.remote<make_parameter>("worker2", sizes);
+    const DistributedOptimizer first(session, {session.rref(mine), theirs, unused}, Sgd{.lr = 1});
+    const DistributedOptimizer second(session, {other}, Sgd{.lr = 10});
+    const auto one = torch::ones(sizes);
+    const Context context(session);
+    const auto pass = [&](const autograd::BackwardOptions& options) {
+      context.backward({session.rpc_sync<times>("worker1", theirs, one) +
+                        session.rpc_sync<times>("worker1", other, one) + (mine * one).sum()},
+                       options);
+    };
+    const auto expect = [&](double at_mine, double at_theirs, double at_other) {
+      expect_equal(mine.detach(), torch::full(sizes, at_mine));
+      expect_equal(theirs.to_here().detach(), torch::full(sizes, at_theirs));
+      expect_equal(other.to_here().detach(), torch::full(sizes, at_other));
+      expect_equal(unused.to_here().detach(), torch::zeros(sizes));
+    };
+    pass({});
+    expect(0, 0, 0);
+    // With both passes' gradients.
+    pass({.optimizers = {first.in_backward(), second.in_backward()}});
+    expect(-2, -2, -20);
+    expect_equal(context.gradients().at(mine), torch::full(sizes, 2.0));
+    first.set_lr(2);
+    pass({.optimizers = {first.in_backward()}});
+    expect(-8, -8, -20);
+    first.step(context);
+    expect(-14, -14, -20);
+    // A pass whose root is another worker's.
+    const auto loss = session.remote<times>("worker1", theirs, one);
+    loss.backward(context, autograd::BackwardOptions{.optimizers = {first.in_backward()}});
+    expect_equal(theirs.to_here().detach(), torch::full(sizes, -14 - 2.0 * 4));
+  });
+}
+
+// Those who have stepped are named; the context gets nothing.
+TEST(StepInBackwardTest, APassThatFails) {
+  run_root(3, [](Session& session) {
+    const std::vector<std::int64_t> sizes{2};
+    const auto stepped = session.remote<make_parameter>("worker1", sizes);
+    const auto failing = session.remote<make_parameter>("worker2", sizes);
+    const DistributedOptimizer optimizer(session, {stepped, failing}, Sgd{.lr = 1});
+    const Context context(session);
+    session.rpc_sync<watch>("worker1", stepped);
+    const auto loss = session.rpc_sync<times>("worker1", stepped, torch::ones(sizes)) +
+                      session.rpc_sync<times_failing>("worker2", failing, torch::ones(sizes));
+    try {
+      context.backward({loss}, {.optimizers = {optimizer.in_backward()}});
+      ADD_FAILURE() << "it did not fail";
+    } catch (const rpc::RemoteError& error) {
+      EXPECT_EQ(error.worker(), "worker2");
+      const std::string text = error.what();
+      EXPECT_NE(text.find("after the step"), std::string::npos) << text;
+      EXPECT_NE(text.find("[stepped: worker1; not stepped: worker0, worker2]"), std::string::npos)
+          << text;
+    }
+    watched().reset();
+    EXPECT_TRUE(context.gradients().empty());
+    expect_equal(stepped.to_here().detach(), torch::full(sizes, -1.0));
+    expect_equal(failing.to_here().detach(), torch::zeros(sizes));
+  });
+}
+
+TEST(StepInBackwardTest, AStepThatFails) {
+  run_root(2, [](Session& session) {
+    const auto table = session.remote<make_parameter>("worker1", std::vector<std::int64_t>{6, 2});
+    const DistributedOptimizer optimizer(session,
+                                         {DistributedGroup::named({{"the table", table}}, Adam{})});
+    const Context context(session);
+    const auto loss = session.rpc_sync<rows_of>("worker1", table, torch::tensor({1})).sum();
+    try {
+      context.backward({loss}, {.optimizers = {optimizer.in_backward()}});
+      ADD_FAILURE() << "it did not fail";
+    } catch (const rpc::RemoteError& error) {
+      EXPECT_EQ(error.worker(), "worker1");
+      const std::string text = error.what();
+      EXPECT_NE(text.find("the table: its gradient is sparse"), std::string::npos) << text;
+      EXPECT_NE(text.find("[not stepped: worker0, worker1]"), std::string::npos) << text;
+    }
+    EXPECT_TRUE(context.gradients().empty());
+  });
 }
 
 }  // namespace
