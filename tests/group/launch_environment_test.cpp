@@ -186,7 +186,7 @@ TEST(LaunchEnvironmentTest, SaysWhatIsWrongAndWhatToSet) {
       {"a space", {{"RANK", "1 "}, {"WORLD_SIZE", "2"}}, {"RANK='1 ' is not a number"}},
       {"too large",
        {{"RANK", "1"}, {"WORLD_SIZE", "99999999999"}},
-       {"WORLD_SIZE=", "is no number"}},
+       {"WORLD_SIZE=", "is not a number"}},
       {"beyond the last", pair(2, 2), {"RANK=2 WORLD_SIZE=2", "from 0 to size - 1"}},
       {"below the first", pair(-1, 2), {"RANK=-1 WORLD_SIZE=2"}},
       {"none of none", pair(0, 0), {"RANK=0 WORLD_SIZE=0"}},
