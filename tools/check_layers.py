@@ -92,6 +92,7 @@ PUBLIC_HEADERS = {
     "future.h": "rpc",
     "rpc.h": "rpc",
     "rpc_function.h": "rpc",
+    "rpc_dynamic.h": "rpc",
     "rpc_operator.h": "rpc",
     "rpc_options.h": "rpc",
     "rpc_served.h": "rpc",

@@ -29,7 +29,7 @@ def register() -> None:
         return
     backend_registry.register_backend("CONVOY", _make_options, _init)
     # torch makes a new enum, and leaves the old one here.
-    rpc.BackendType = backend_registry.BackendType
+    setattr(rpc, "BackendType", backend_registry.BackendType)
 
 
 def _make_options(rpc_timeout, init_method, **arguments):

@@ -16,6 +16,7 @@
 #include "python_ddp.h"
 #include "python_reducer.h"
 #include "queue.h"
+#include "rpc_session.h"
 #include "seconds.h"
 #include "sharded_optimizer.h"
 #include "share.h"
@@ -152,5 +153,6 @@ PYBIND11_MODULE(_C, module) {
   bind_share(module);
   bind_processes(module);
   bind_torch_rpc(module);
+  bind_rpc(module);
   module.attr("__version__") = convoy::version();
 }

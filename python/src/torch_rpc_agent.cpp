@@ -1,6 +1,8 @@
 // torch.distributed.rpc over Convoy's sessions.
 #include "torch_rpc_agent.h"
 
+#include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -8,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -44,6 +47,16 @@ std::chrono::milliseconds to_milliseconds(double seconds) {
   constexpr double kMost = 1e12;
   return std::chrono::milliseconds(
       static_cast<std::int64_t>(std::ceil(std::min(seconds * 1000, kMost))));
+}
+
+// What a task before has left on this thread, such as a profiler's state, goes: as on a new one.
+void clean_thread() {
+  static const at::ThreadLocalState* const clean = [] {
+    const at::ThreadLocalState* made = nullptr;
+    std::thread([&] { made = new at::ThreadLocalState; }).join();
+    return made;
+  }();
+  at::ThreadLocalState::setThreadLocalState(*clean);
 }
 
 TorchReply reply_of(const TorchRpcAgent::Message& message) {
@@ -194,6 +207,8 @@ c10::intrusive_ptr<TorchRpcAgent::JitFuture> TorchRpcAgent::send(
     self->completions_->submit([self, sent, answer] { self->complete(sent, answer); });
   };
   try {
+    // Torch's layers tell profilers of the call; the session's own event would be one more.
+    const at::DisableRecordFunctionGuard quiet;
     // Torch's rule: arguments stay as they are until the call has ended.
     const rpc::CallOptions options{.timeout = sent.timeout, .stays = true};
     static_cast<void>(session_.to(static_cast<int>(to.id_), options)
@@ -229,6 +244,7 @@ std::string describe(const std::exception_ptr& error, std::chrono::milliseconds 
 
 // On a thread of completions_: callbacks of the future may take their time.
 void TorchRpcAgent::complete(const Sent& sent, const rpc::Future<TorchReply>& answer) {
+  clean_thread();
   sent.waiting.ended();
   change([&] { --activity_.client; });
   try {
@@ -273,6 +289,7 @@ rpc::Future<TorchReply> TorchRpcAgent::serve(c10::intrusive_ptr<Message> request
 
 void TorchRpcAgent::run(const c10::intrusive_ptr<Message>& request,
                         const std::shared_ptr<rpc::Promise<TorchReply>>& promise) {
+  clean_thread();
   const std::int64_t id = request->id();
   c10::intrusive_ptr<JitFuture> made;
   try {
@@ -409,10 +426,7 @@ void bind_torch_rpc(pybind11::module_& module) {
            [](const Agent& self, const std::string& name) { return self.getWorkerInfo(name); })
       .def("get_worker_info",
            [](const Agent& self, torch_rpc::worker_id_t id) { return self.getWorkerInfo(id); })
-      .def("get_worker_infos", &Agent::getWorkerInfos)
-      .def("_get_device_map", [](const Agent&, const torch_rpc::WorkerInfo&) {
-        return std::unordered_map<std::string, std::string>();
-      });
+      .def("get_worker_infos", &Agent::getWorkerInfos);
   module.def("end_torch_rpc", &end_torch_rpc, unlocked);
 }
 

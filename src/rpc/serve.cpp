@@ -22,6 +22,7 @@
 #include "base/quote.h"
 #include "base/thread.h"
 #include "convoy/rpc_function.h"
+#include "rpc/dynamic.h"
 #include "rpc/message.h"
 #include "rpc/recording.h"
 #include "rpc/rref_state.h"
@@ -136,6 +137,7 @@ std::vector<agent::Handler> exported_handlers() {
                         .run = &run_function,
                         .data = const_cast<FunctionEntry*>(entry)});
   }
+  for (const agent::Handler& handler : dynamic::served_handlers()) handlers.push_back(handler);
   handlers.push_back(fetch_handler());
   return handlers;
 }

@@ -33,6 +33,10 @@ class ExamplesTest(TestCase):
     def test_check(self):
         self.run_on_two_ranks("check.py", ", 2 rank(s)")
 
+    def test_parameter_servers(self):
+        self.run_on_two_ranks("rpc_ps.py", "worker1: loss", "the weights, as a gradient: [")
+        self.run_on_two_ranks("torch_rpc_ps.py", "trainer1: loss")
+
     # Packages that bootstrap does not install: pip install accelerate transformers.
     @skipUnless(find_spec("accelerate"), "there is no accelerate")
     def test_accelerate(self):
