@@ -71,6 +71,10 @@ at::Tensor rows_of(const RRef<at::Tensor>& table, const at::Tensor& rows) {
   return torch::embedding(table.local_value(), rows, -1, false, /*sparse=*/true);
 }
 CONVOY_RPC(rows_of);
+at::Tensor rows_of_table(const at::Tensor& table, const at::Tensor& rows) {
+  return torch::embedding(table, rows, -1, false, /*sparse=*/true);
+}
+CONVOY_RPC(rows_of_table);
 bool has_gradient(const RRef<at::Tensor>& parameter) {
   return parameter.local_value().grad().defined();
 }
@@ -364,6 +368,24 @@ TEST(DistributedOptimizerTest, SparseGradients) {
     EXPECT_TRUE(at::allclose(adagrad, expected)) << adagrad;
     expect_error(ErrorKind::kRemote, "parameter 0: its gradient is sparse, which Adam",
                  [&] { train(Adam{}, 1); });
+  });
+}
+
+// A sparse gradient that another worker computes, of a table here.
+TEST(DistributedOptimizerTest, SparseGradientsOfOthers) {
+  run_root(2, [](Session& session) {
+    const auto table = torch::zeros({6, 2}).requires_grad_(true);
+    const DistributedOptimizer optimizer(session, {session.rref(table)}, Sgd{.lr = 1});
+    for (const auto mode : {autograd::Mode::kSmart, autograd::Mode::kFast}) {
+      const Context context(session);
+      const auto rows = session.rpc_sync<rows_of_table>("worker1", table, torch::tensor({1, 1, 4}));
+      context.backward({rows.sum()}, {.mode = mode});
+      EXPECT_TRUE(context.gradients().at(table).is_sparse());
+      optimizer.step(context);
+    }
+    auto expected = torch::zeros({6, 2});
+    expected[1] = -4, expected[4] = -2;
+    expect_equal(table.detach(), expected);
   });
 }
 
