@@ -11,7 +11,7 @@
 #include "convoy/pipeline.h"
 
 // What the workers of a pipeline call of each other. A step has a number that is unique in the
-// session; a stage that does not know it refuses.
+// session. What comes for a step that is over is ignored.
 namespace convoy::detail {
 
 // What one stage has to do in a step.

@@ -184,9 +184,13 @@ class Attempt {
       } catch (...) {  // cause() looks at it
       }
     }
-    failure = cause();
+    // Errors that come now are ours, told by abort_all(), but for a lost worker.
+    const auto later = cause();
+    const bool is_lost = later && later->kind == ErrorKind::kPeerLost;
+    if (is_lost || !failure) failure = later;
     if (!failure) failure = late();
     if (!failure) std::rethrow_exception(thrown);
+    if (!is_lost && deadline_.expired()) failure->kind = ErrorKind::kTimeout;
     abort_all(failure);
     throw rpc::RemoteError(failure->kind, text_of(*failure), worker(failure->stage),
                            failure->remote_type);

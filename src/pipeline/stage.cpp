@@ -1,4 +1,5 @@
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -103,31 +104,25 @@ void PipelineStage::Impl::driver_lost(int driver, const Error& error) {
 std::shared_ptr<StageRun> PipelineStage::Impl::find(std::uint64_t step) const {
   const std::scoped_lock lock(mutex_);
   const auto found = runs_.find(step);
-  if (found != runs_.end()) return found->second;
-  fail(ErrorKind::kInvalidArgument, "PipelineStage: it is in no step ", step);
+  return found == runs_.end() ? nullptr : found->second;
 }
 
-// If its thread is not through with it, that one drops it.
+// If its thread is not through with it, that one forgets it.
 void PipelineStage::Impl::abort(std::uint64_t step, const std::exception_ptr& error) {
-  RunPtr run;
-  {
-    const std::scoped_lock lock(mutex_);
-    const auto found = runs_.find(step);
-    if (found == runs_.end()) return;
-    run = found->second;
-  }
-  run->fail(error);
-  if (run->ended().done()) drop(step, error);
-}
-
-void PipelineStage::Impl::drop(std::uint64_t step, const std::exception_ptr& error) {
   const std::scoped_lock lock(mutex_);
-  if (runs_.erase(step) != 0) last_error_ = text_in(error);
+  const auto found = runs_.find(step);
+  if (found == runs_.end()) return;
+  const RunPtr run = found->second;
+  run->fail(error);
+  run->abandoned = true;
+  if (!run->ended().done()) return;
+  last_error_ = text_in(run->error());
+  runs_.erase(found);
 }
 
 void PipelineStage::Impl::commit(std::uint64_t step) {
   const auto run = find(step);
-  if (!run->ended().done() || run->error()) {
+  if (!run || !run->ended().done() || run->error()) {
     fail(ErrorKind::kInvalidArgument, "PipelineStage: step ", step, " has not ended well");
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients;
@@ -189,10 +184,17 @@ void PipelineStage::Impl::execute(const RunPtr& run) {
     run->fail(error);
   }
   run->let_neighbours_go();
-  if (error) drop(run->step(), run->error());
+  if (error) run->sums.clear();
+  {
+    const std::scoped_lock lock(mutex_);
+    if (error) last_error_ = text_in(run->error());
+  }
   run->end(error);
-  // It was aborted just now, by somebody who left that to us.
-  if (!error && run->error()) drop(run->step(), run->error());
+  // Until it is aborted others may ask for it.
+  const std::scoped_lock lock(mutex_);
+  if (!run->abandoned) return;
+  last_error_ = text_in(run->error());
+  runs_.erase(run->step());
 }
 
 void PipelineStage::Impl::forward(const RunPtr& run, int micro_batch) {
@@ -275,11 +277,14 @@ void begin_step(PipelineStage& stage, const StagePlan& plan) {
   stage.impl().begin(plan, call.session(), call.caller().rank);
 }
 rpc::Future<StageReport> end_of_step(PipelineStage& stage, std::uint64_t step) {
-  return stage.impl().find(step)->ended();
+  const auto run = stage.impl().find(step);
+  if (!run) fail(ErrorKind::kInvalidArgument, "PipelineStage: it is in no step ", step);
+  return run->ended();
 }
 void take_input(PipelineStage& stage, std::uint64_t step, std::int32_t kind,
                 std::int32_t micro_batch, const at::Tensor& tensor) {
-  stage.impl().find(step)->take(static_cast<StageInput>(kind), micro_batch, tensor);
+  const auto run = stage.impl().find(step);
+  if (run) run->take(static_cast<StageInput>(kind), micro_batch, tensor);
 }
 void abort_step(PipelineStage& stage, std::uint64_t step, std::int32_t kind,
                 const std::string& text) {

@@ -31,7 +31,7 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
 
   // As the functions of messages.h.
   void begin(const detail::StagePlan& plan, const rpc::Session& session, int driver);
-  std::shared_ptr<StageRun> find(std::uint64_t step) const;  // kInvalidArgument
+  std::shared_ptr<StageRun> find(std::uint64_t step) const;  // nullptr: it is in no such step
   void abort(std::uint64_t step, const std::exception_ptr& error);
   void commit(std::uint64_t step);
 
@@ -39,7 +39,6 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
   using RunPtr = std::shared_ptr<StageRun>;
 
   void driver_lost(int driver, const Error& error);
-  void drop(std::uint64_t step, const std::exception_ptr& error);
   void work(const std::stop_token& stop);
   void execute(const RunPtr& run);
   void forward(const RunPtr& run, int micro_batch);
@@ -51,7 +50,7 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
   // Guarded by mutex_:
-  std::map<std::uint64_t, RunPtr> runs_;  // until they are committed or have failed
+  std::map<std::uint64_t, RunPtr> runs_;  // until they are committed or aborted
   std::deque<RunPtr> queue_;              // in the order in which they were begun
   std::set<int> watched_;                 // drivers whose loss is told
   std::string last_error_;

@@ -22,7 +22,8 @@ class StageRun {
   explicit StageRun(const detail::StagePlan& plan);
 
   std::uint64_t step() const { return plan_.step; }
-  int driver = -1;  // the rank of the worker that began it
+  int driver = -1;         // the rank of the worker that began it
+  bool abandoned = false;  // guarded by the stage: nobody will ask for it any more
 
   // --- thread-safe ---
   // kInvalidArgument for what is not of this step.

@@ -364,8 +364,16 @@ TEST(PipelineTest, AFailureIsToldToAll) {
       for (const bool forward : {true, false}) {
         (forward ? trouble().forward : trouble().backward) = 2;
         const std::string what = forward ? "forward" : "backward";
-        expect_error(ErrorKind::kRemote, what + " of micro-batch 2: " + what + " is troubled",
-                     [&] { pipeline.step(input, target); });
+        try {
+          pipeline.step(input, target);
+          ADD_FAILURE() << "it did not fail";
+        } catch (const rpc::RemoteError& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kRemote);
+          EXPECT_EQ(error.worker(), "worker1");
+          EXPECT_THAT(error.what(), HasSubstr("pipeline, stage 1 of 3 (worker1): "));
+          EXPECT_THAT(error.what(),
+                      HasSubstr(what + " of micro-batch 2: " + what + " is troubled"));
+        }
         for (const auto& stage : stages) {
           // A stage hears of it soon, but not before we do.
           const auto deadline = Deadline::after(20s);
