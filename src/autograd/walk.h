@@ -19,7 +19,7 @@ struct Node;
 }
 
 // One worker's part of a graph across workers. Nothing here knows who recorded it, or how workers
-// talk to each other: docs/internals/architecture.md, "Passes".
+// talk to each other.
 namespace convoy::autograd::detail {
 
 struct FramePlace;
