@@ -435,6 +435,42 @@ TEST(DdpInContextTest, TrainsAsOneProcess) {
   });
 }
 
+// The same with steps in backward: the model's own parameters, and a server's.
+TEST(DdpInContextTest, StepsInBackward) {
+  constexpr int kSteps = 4;
+  run_all(3, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+    if (r.id() == 2) return;  // serves a layer to each
+    const RemoteModule<Layer> first(session, "worker2", 6, 5);
+    DistributedDataParallel second(Layer(5, 4), group);
+    auto parameters = first.parameters();
+    parameters.push_back(session.rref(second->fc->weight));
+    const DistributedOptimizer optimizer(session, parameters, Sgd{.lr = 0.1, .momentum = 0.5});
+    const auto input = [](int trainer, int step) {
+      return ramp(static_cast<std::uint64_t>(100 * step + trainer), {4, 6});
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      const Context context(session);
+      context.backward({second(first(input(r.id(), step))).square().mean()},
+                       {.optimizers = {optimizer.in_backward()}});
+    }
+    // One process: a layer of each trainer's own, and one that both have.
+    Layer own[] = {Layer(6, 5), Layer(6, 5)};
+    Layer common(5, 4);
+    const auto options = torch::optim::SGDOptions(0.1).momentum(0.5);
+    torch::optim::SGD sgd({own[0]->fc->weight, own[1]->fc->weight, common->fc->weight}, options);
+    for (int step = 0; step < kSteps; ++step) {
+      sgd.zero_grad();
+      for (int trainer = 0; trainer < 2; ++trainer) {
+        common(own[trainer](input(trainer, step))).square().mean().backward();
+      }
+      common->fc->weight.mutable_grad() = common->fc->weight.grad() / 2;
+      sgd.step();
+    }
+    expect_close(first.state().at("fc.weight"), own[r.id()]->fc->weight);
+    expect_close(second->fc->weight, common->fc->weight);
+  });
+}
+
 // The mean over ranks of what these inputs give.
 at::Tensor mean_gradient(int ranks, const std::function<at::Tensor(Layer&, int rank)>& loss) {
   Layer layer(3, 2);
