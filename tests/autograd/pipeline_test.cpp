@@ -435,8 +435,10 @@ void kill_a_stage(PipelineSchedule schedule, bool in_backward) {
         EXPECT_EQ(error.worker(), "worker1") << error.what();
         EXPECT_THAT(error.what(), HasSubstr("stage 1 of 3 (worker1)"));
       }
+      r.mark("failed");
     }
     if (r.id() != 1) {
+      r.wait_for("look");
       const auto deadline = Deadline::after(60s);
       while ((!stage_here() || stage_here()->last_error().empty()) && !deadline.expired()) {
         std::this_thread::yield();
@@ -453,6 +455,8 @@ void kill_a_stage(PipelineSchedule schedule, bool in_backward) {
   });
   group.wait_mark("stopped", 1);
   group.kill(1, SIGKILL);
+  group.wait_mark("failed", 0);
+  group.post("look");
   group.wait_mark("told", 0);
   group.wait_mark("told", 2);
   group.post("end");
@@ -475,6 +479,7 @@ TEST(PipelineTest, TheDriverDies) {
                              session.remote<make_known>(2, 1, true)};
       EXPECT_ANY_THROW(Pipeline(session, stages).step(batch(8, 1), batch(8, 2)));
     } else {
+      r.wait_for("look");
       const auto deadline = Deadline::after(60s);
       while ((!stage_here() || stage_here()->last_error().empty()) && !deadline.expired()) {
         std::this_thread::yield();
@@ -489,6 +494,7 @@ TEST(PipelineTest, TheDriverDies) {
   group.wait_mark("stopped", 1);
   group.kill(0, SIGKILL);
   group.post("killed", 1);
+  group.post("look");
   group.wait_mark("told", 1);
   group.wait_mark("told", 2);
   group.post("end");
