@@ -332,9 +332,13 @@ void serve_python(const std::string& name, const std::string& signature, py::obj
   const auto parsed =
       std::make_shared<const dynamic::Signature>(dynamic::Signature::parse(signature));
   dynamic::serve({name, signature}, [kept, parsed](const dynamic::Served& call) {
-    if (!Py_IsInitialized()) return call.fail("", "the interpreter has ended");
-    const py::gil_scoped_acquire gil;
-    answer_or_fail(call, [&] { run_python(call, parsed, *kept); });
+    try {
+      const PythonRun run;
+      const py::gil_scoped_acquire gil;
+      answer_or_fail(call, [&] { run_python(call, parsed, *kept); });
+    } catch (const Error&) {
+      call.fail(std::current_exception());
+    }
   });
 }
 
@@ -482,7 +486,10 @@ void end_sessions() noexcept {
       continue;  // it has ended
     }
   }
-  callbacks().stop(WorkPool::Queued::kDrop, Deadline::after(std::chrono::seconds(5)));
+  // Functions that run have got errors for the calls that they wait for; some may take their time.
+  const auto deadline = Deadline::after(std::chrono::seconds(10));
+  PythonRun::end_all(deadline);
+  callbacks().stop(WorkPool::Queued::kDrop, deadline);
 }
 
 void raise_remote_error(const rpc::RemoteError& error) {

@@ -2,7 +2,9 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 
 #include "convoy/error.h"
 
@@ -242,7 +244,41 @@ py::object to_python(const Type& type, const Value& value,
   return py::none();
 }
 
+namespace {
+
+struct Runs {
+  std::mutex mutex;
+  std::condition_variable ended;
+  int running = 0;
+  bool ending = false;
+};
+// Never destroyed: threads of sessions may outlive main.
+Runs& runs() {
+  static auto* const all = new Runs;
+  return *all;
+}
+
+}  // namespace
+
+PythonRun::PythonRun() {
+  const std::lock_guard lock(runs().mutex);
+  if (runs().ending) throw Error(ErrorKind::kCancelled, "the Python interpreter there is ending");
+  ++runs().running;
+}
+
+PythonRun::~PythonRun() {
+  const std::lock_guard lock(runs().mutex);
+  if (--runs().running == 0) runs().ended.notify_all();
+}
+
+bool PythonRun::end_all(const Deadline& deadline) {
+  std::unique_lock lock(runs().mutex);
+  runs().ending = true;
+  return runs().ended.wait_until(lock, deadline.when(), [] { return runs().running == 0; });
+}
+
 Value HeldObject::get() const {
+  const PythonRun run;
   const py::gil_scoped_acquire gil;
   return from_python(value_type(), *object_);
 }

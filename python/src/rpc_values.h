@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "convoy/deadline.h"
 #include "convoy/rpc_dynamic.h"
 #include "python_object.h"
 
@@ -26,6 +27,18 @@ pybind11::object to_python(const rpc::dynamic::Type& type, const rpc::dynamic::V
                            const std::shared_ptr<PythonSession>& session);
 // A struct of this name is an object of this class, whose fields are as many.
 void declare_struct(const std::string& name, pybind11::object type);
+
+// Threads of sessions that run Python code. None begins when the interpreter is about to end.
+class PythonRun {
+ public:
+  PythonRun();  // kCancelled
+  PythonRun(const PythonRun&) = delete;
+  PythonRun& operator=(const PythonRun&) = delete;
+  ~PythonRun();
+
+  // Waits for those that run; false: the deadline passed.
+  static bool end_all(const Deadline& deadline);
+};
 
 // A Python object that references refer to.
 class __attribute__((visibility("hidden"))) HeldObject final : public rpc::dynamic::Held {

@@ -535,22 +535,30 @@ std::vector<agent::Handler> served_handlers() {
   return handlers;
 }
 
+}  // namespace convoy::rpc::dynamic
+
 // --- What there is to call ---------------------------------------------------------------------
+
+namespace convoy::rpc::detail {
 
 std::vector<std::pair<std::string, std::string>> functions_here() {
   std::vector<std::pair<std::string, std::string>> found;
   for (const auto* const entry : convoy::detail::exported_functions()) {
     if (entry->run_call) found.emplace_back(entry->call_name, entry->call_signature);
   }
-  const std::scoped_lock lock(registry().mutex);
-  for (const auto& [key, served] : registry().functions) found.push_back(key);
+  const std::scoped_lock lock(dynamic::registry().mutex);
+  for (const auto& [key, served] : dynamic::registry().functions) found.push_back(key);
   return found;
 }
 CONVOY_RPC(functions_here);
 
+}  // namespace convoy::rpc::detail
+
+namespace convoy::rpc::dynamic {
+
 std::vector<Function> functions_of(const Session& session, const To& worker) {
   std::vector<Function> functions;
-  for (auto& [name, signature] : session.rpc_sync<functions_here>(worker)) {
+  for (auto& [name, signature] : session.rpc_sync<detail::functions_here>(worker)) {
     functions.push_back({name, signature});
   }
   return functions;
