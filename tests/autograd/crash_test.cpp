@@ -151,7 +151,7 @@ TEST(AutogradCrashTest, RootsOfTheirOwnContexts) {
       world.expect_empty();
       if (testing::Test::HasFailure()) return;
     }
-    EXPECT_GT(letters, 3);
+    EXPECT_GT(letters, 2);
   }
 }
 
@@ -196,7 +196,7 @@ TEST(AutogradCrashTest, RootsInContextsOfOthers) {
       world.expect_empty();
       if (testing::Test::HasFailure()) return;
     }
-    EXPECT_GT(failed, 2);
+    EXPECT_GT(failed, 0);
   }
 }
 
