@@ -20,7 +20,7 @@
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
-namespace convoy::autograd::ddp_test {
+namespace convoy::autograd::ddp_in_context_test {
 
 using convoy::test::expect_error;
 using convoy::test::Rank;
@@ -703,4 +703,4 @@ TEST(DdpInContextTest, ShardedOptimizersAreRefused) {
 }
 
 }  // namespace
-}  // namespace convoy::autograd::ddp_test
+}  // namespace convoy::autograd::ddp_in_context_test
