@@ -1,6 +1,7 @@
 #include "autograd/coordinator.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
@@ -108,7 +109,7 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
 // What has nothing to do with what others are asked for runs meanwhile.
 void Coordinator::run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
                                       std::vector<at::Tensor>&& gradients) {
-  const bool early = pass_->can_start_early();
+  const bool early = pass_->prepare_early();
   spread(pass_->take_reached());
   if (early) pass_->run_early(roots, std::move(gradients));
   wait([this] { return open_ == 0; });
@@ -238,28 +239,36 @@ std::string Coordinator::who_is_missing() const {
   return names.empty() ? "" : concat("; it waits for ", names);
 }
 
-// Nobody is waited for: whoever asks another worker for its gradients waits there until this has
-// come (Pass::wait_for_decision()).
+// In a context of its own nobody is waited for: whoever asks another worker for its gradients waits
+// there until this has come (Pass::wait_for_decision()), and the context goes with its creator. One
+// of another worker may outlive this one: who is told that all went well must find them everywhere.
 void Coordinator::commit() {
   pass_->commit();
   registry_.end_pass(id_);
-  const auto least = Deadline::after(kLeastCommitTime, registry_.session()->agent().now());
+  const auto session = registry_.session();
+  const auto least = Deadline::after(kLeastCommitTime, session->agent().now());
+  const auto deadline = std::max(pass_->deadline(), least);
   const PassHead head = pass_->head();
   const auto others = [this] {
     const std::scoped_lock lock(mutex_);
     return participants_;
   }();
+  const auto untold = std::make_shared<std::atomic<std::size_t>>(others.size());
   for (const WorkerId worker : others) {
     registry_.ask<detail::commit>(
-        worker, std::max(pass_->deadline(), least),
-        [worker](const rpc::Future<void>& answer) {
+        worker, deadline,
+        [worker, untold, registry = registry_.shared_from_this()](const rpc::Future<void>& answer) {
           // What a lost worker had of it is lost with it.
           if (answer.error()) {
             log_info("autograd: worker ", worker, " was not told that a backward pass is over");
           }
+          if (untold->fetch_sub(1) == 1) registry->wake();
         },
         head);
   }
+  if (context_->creator() == registry_.self()) return;
+  session->agent().wait(deadline,
+                        [&] { return untold->load() == 0 || session->agent().is_shut_down(); });
 }
 
 Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {

@@ -509,23 +509,22 @@ void Pass::arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
   gradients_.emplace_back(leaf.variable, gradient);
 }
 
-bool Pass::can_start_early() const {
+bool Pass::prepare_early() {
   const auto all = context_->all_sent();
   const std::scoped_lock lock(mutex_);
   // A reducer waits for all of its gradients in one run.
-  return walk_.is_apart_from(all) && !has_sinks(walk_);
+  if (!walk_.is_apart_from(all) || has_sinks(walk_)) return false;
+  if (deterministic_) static_cast<void>(context_->put_in_order(walk_));
+  // Now: the walk grows when others are asked.
+  early_engine_.emplace(*this, walk_);
+  first_leaf_ = walk_.leaves().size();
+  discovering_ = true;
+  return true;
 }
 
 void Pass::run_early(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gradients) {
-  std::optional<GatedRun> engine;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (deterministic_) static_cast<void>(context_->put_in_order(walk_));
-    engine.emplace(*this, walk_);
-    first_leaf_ = walk_.leaves().size();
-    discovering_ = true;
-  }
-  run_engine(*engine, roots, std::move(gradients));
+  run_engine(*early_engine_, roots, std::move(gradients));
+  early_engine_.reset();
 }
 
 void Pass::discovery_ended() {

@@ -59,9 +59,10 @@ class Pass final : public GatedRun::Host,
 
   // --- execution ---
 
-  // At the root, while others are asked: whether what was reached from the roots shares nothing
-  // with what gradients could come for; and runs that. What it sends goes with discovery_ended().
-  bool can_start_early() const;
+  // At the root, before others are asked: if what was reached from the roots shares nothing with
+  // what gradients could come for, it can run while they are. What it sends goes with
+  // discovery_ended().
+  bool prepare_early();
   void run_early(const std::vector<torch::autograd::Edge>& roots,
                  std::vector<at::Tensor>&& gradients);
   void discovery_ended();
@@ -183,8 +184,9 @@ class Pass final : public GatedRun::Host,
   GatedRun* engine_ = nullptr;  // while it runs
   std::vector<MessageGradients> for_root_;
   std::vector<std::pair<Received, std::vector<at::Tensor>>> early_;  // until discovery has ended
-  bool discovering_ = false;                                         // early_ is used
-  std::size_t first_leaf_ = 0;                                       // that has not been run
+  std::optional<GatedRun> early_engine_;
+  bool discovering_ = false;    // early_ is used
+  std::size_t first_leaf_ = 0;  // that has not been run
   std::size_t nodes_left_ = 0;
   std::chrono::steady_clock::time_point began_;
   std::string node_;  // that runs, or ran last
