@@ -37,8 +37,19 @@ bool is_ours(const at::Tensor& tensor) {
 
 }  // namespace
 
-PipelineStage::PipelineStage(Forward forward, std::vector<at::Tensor> parameters, Loss loss)
-    : impl_(std::make_shared<Impl>(std::move(forward), std::move(parameters), std::move(loss))) {}
+PipelineStage::PipelineStage(Forward forward, std::vector<at::Tensor> parameters, Loss loss) {
+  // Closes it when the last copy goes; the thread has a share of its own.
+  struct Owner {
+    explicit Owner(std::shared_ptr<Impl> made) : impl(std::move(made)) { impl->start(); }
+    Owner(const Owner&) = delete;
+    Owner& operator=(const Owner&) = delete;
+    ~Owner() { impl->close(); }
+    const std::shared_ptr<Impl> impl;
+  };
+  const auto owner = std::make_shared<Owner>(
+      std::make_shared<Impl>(std::move(forward), std::move(parameters), std::move(loss)));
+  impl_ = std::shared_ptr<Impl>(owner, owner->impl.get());
+}
 const std::vector<at::Tensor>& PipelineStage::parameters() const { return impl_->parameters(); }
 std::string PipelineStage::last_error() const { return impl_->last_error(); }
 
@@ -50,10 +61,25 @@ PipelineStage::Impl::Impl(Forward forward, std::vector<at::Tensor> parameters, L
     fail(ErrorKind::kInvalidArgument, "PipelineStage: a parameter is ",
          parameter.defined() ? "no leaf of the graph" : "undefined");
   }
-  thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
 }
 
-PipelineStage::Impl::~Impl() {
+void PipelineStage::Impl::start() {
+  thread_ =
+      std::jthread([self = shared_from_this()](const std::stop_token& stop) { self->work(stop); });
+}
+
+void PipelineStage::Impl::close() noexcept {
+  fail_all();
+  thread_.request_stop();
+  // The last copy may go with the end of a step, on the thread itself: it ends soon then.
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void PipelineStage::Impl::fail_all() {
   const auto error = std::make_exception_ptr(
       Error(ErrorKind::kCancelled, "pipeline: nobody refers to the stage any more"));
   const std::scoped_lock lock(mutex_);

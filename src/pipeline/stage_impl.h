@@ -24,7 +24,10 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
   Impl(Forward forward, std::vector<at::Tensor> parameters, Loss loss);
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  ~Impl();
+
+  // Once, when it is owned by a shared_ptr; and when nobody refers to the stage any more.
+  void start();
+  void close() noexcept;
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   std::string last_error() const;
@@ -38,6 +41,7 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
  private:
   using RunPtr = std::shared_ptr<StageRun>;
 
+  void fail_all();
   void driver_lost(int driver, const Error& error);
   void work(const std::stop_token& stop);
   void execute(const RunPtr& run);
@@ -54,7 +58,6 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
   std::deque<RunPtr> queue_;              // in the order in which they were begun
   std::set<int> watched_;                 // drivers whose loss is told
   std::string last_error_;
-  // Last, so that it ends first.
   std::jthread thread_;
 };
 
