@@ -15,6 +15,8 @@ namespace {
 using detail::StageInput;
 using Kind = PipelineSpan::Kind;
 
+constexpr std::size_t kMostAborted = 1000;
+
 std::string text_in(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -101,6 +103,9 @@ void PipelineStage::Impl::begin(const detail::StagePlan& plan, const rpc::Sessio
   bool watches = false;
   {
     const std::scoped_lock lock(mutex_);
+    if (aborted_.contains(plan.step)) {
+      fail(ErrorKind::kCancelled, "PipelineStage: step ", plan.step, " was given up already");
+    }
     if (!runs_.emplace(plan.step, run).second) {
       fail(ErrorKind::kInvalidArgument, "PipelineStage: step ", plan.step, " was begun already");
     }
@@ -137,7 +142,12 @@ std::shared_ptr<StageRun> PipelineStage::Impl::find(std::uint64_t step) const {
 void PipelineStage::Impl::abort(std::uint64_t step, const std::exception_ptr& error) {
   const std::scoped_lock lock(mutex_);
   const auto found = runs_.find(step);
-  if (found == runs_.end()) return;
+  if (found == runs_.end()) {
+    // It may have overtaken begin(). There are not many of these at once.
+    aborted_.insert(step);
+    if (aborted_.size() > kMostAborted) aborted_.erase(aborted_.begin());
+    return;
+  }
   const RunPtr run = found->second;
   run->fail(error);
   run->abandoned = true;

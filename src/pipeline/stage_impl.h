@@ -56,6 +56,7 @@ class PipelineStage::Impl : public std::enable_shared_from_this<PipelineStage::I
   // Guarded by mutex_:
   std::map<std::uint64_t, RunPtr> runs_;  // until they are committed or aborted
   std::deque<RunPtr> queue_;              // in the order in which they were begun
+  std::set<std::uint64_t> aborted_;       // steps that were not here then
   std::set<int> watched_;                 // drivers whose loss is told
   std::string last_error_;
   std::jthread thread_;
