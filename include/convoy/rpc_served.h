@@ -10,6 +10,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "convoy/detail/rpc_signature.h"
 #include "convoy/rpc_values.h"
 
 // What the callee of a call has: the call itself, and values that references refer to. For

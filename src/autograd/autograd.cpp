@@ -141,7 +141,10 @@ Scope::Scope(const ContextRef& context) {
     fail(ErrorKind::kInvalidArgument,
          "Already have autograd context id for this thread: ", other->id());
   }
-  if (!recorder) recorder = detail::FrameRecorder::of(context.state_);
+  if (!recorder) {
+    recorder = detail::FrameRecorder::of(context.state_);
+    recorder->resumes();  // from here on: its first node must not be number 0
+  }
   impl_ = std::make_unique<Impl>(std::move(recorder));
 }
 Scope::~Scope() = default;

@@ -2,6 +2,7 @@
 
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +41,8 @@ struct Lineage {
 // Of tensors with these edges, on worker `self`. Looks at few nodes.
 Lineage lineage_of(const std::vector<torch::autograd::Edge>& edges, WorkerId self);
 
-// For tests and benchmarks: entries that a lineage may have; 0: no message has one. For the process.
+// For tests and benchmarks: entries that a lineage may have; 0: no message has one. For the
+// process.
 void set_most_upstream(std::size_t most);
 std::size_t most_upstream();
 

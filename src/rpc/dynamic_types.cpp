@@ -127,10 +127,8 @@ class Reader {
     if (name == "double") return {.kind = Is::kReal, .name = name, .bytes = sizeof(double)};
     for (const Number& number : kIntegers) {
       if (name != number.name) continue;
-      return {.kind = Is::kInteger,
-              .name = name,
-              .bytes = number.bytes,
-              .is_signed = number.is_signed};
+      return {
+          .kind = Is::kInteger, .name = name, .bytes = number.bytes, .is_signed = number.is_signed};
     }
     if (name == "std::vector") return read_vector();
     if (name == "std::optional") return read_template(Is::kOptional, 1);
