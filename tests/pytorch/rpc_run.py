@@ -2,8 +2,8 @@
 
     python rpc_run.py -v ConvoyRpcTest.test_add ...
 
-`make test-pytorch-rpc` runs all of them (rpc_suite.py), ctest a few. BACKEND=TENSORPIPE runs the peer itself,
-SMART=1 puts convoy.rpc.use_smart_backward() in force. No file of torch is edited. Workers are forked from a server
+`make test-pytorch-rpc` runs all of them (rpc_suite.py), ctest a few. BACKEND=TENSORPIPE runs the peer itself.
+No file of torch is edited. Workers are forked from a server
 that has imported this file and used nothing of it: importing takes each of them seconds otherwise.
 """
 import importlib.util
@@ -27,11 +27,6 @@ import convoy  # noqa: E402, F401: registers the backend
 from torch.testing._internal.common_distributed import MultiProcessTestCase  # noqa: E402
 from torch.testing._internal.distributed import rpc_utils  # noqa: E402
 from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture  # noqa: E402
-
-if os.environ.get("SMART"):
-    import convoy.rpc
-
-    convoy.rpc.use_smart_backward()
 
 
 class Fixture(RpcAgentTestFixture):

@@ -27,14 +27,11 @@ def main():
     parser.add_argument("--build", type=Path, default=HERE.parents[1] / "build" / "release")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--backend", default="CONVOY", help="TENSORPIPE: the peer itself")
-    parser.add_argument("--smart", action="store_true", help="with convoy.rpc.use_smart_backward()")
     parser.add_argument("--list", type=Path, help="file of test names (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="so many tests at a time")
     options = parser.parse_args()
     environment = os.environ | {"BACKEND": options.backend, "OMP_NUM_THREADS": "1",
                                 "PYTHONPATH": str((options.build / "python").resolve())}
-    if options.smart:
-        environment["SMART"] = "1"
     if options.list:
         tests = options.list.read_text().split()
     else:
