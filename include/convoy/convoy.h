@@ -51,5 +51,3 @@
 
 // Gradients across workers.
 #include "convoy/autograd.h"
-#include "convoy/distributed_optimizer.h"
-#include "convoy/pipeline.h"

@@ -3,11 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <exception>
+#include <chrono>
 #include <functional>
 #include <vector>
-
-#include "convoy/deadline.h"
 
 namespace c10d {
 class Work;
@@ -32,7 +30,7 @@ class [[nodiscard]] Work {
   // turn and nobody runs it yet, it runs right here.
   void wait() const;
   // The same with a limit of the caller's: kTimeout if it passes first; the operation goes on.
-  void wait(const Deadline& deadline) const;
+  void wait(std::chrono::milliseconds limit) const;
   // True when it has ended, well or not.
   bool done() const;
   // Its error; nullptr while it is under way, and after success.

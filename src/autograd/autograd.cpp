@@ -130,22 +130,16 @@ ContextInfo ContextRef::info() const {
 }
 
 struct Scope::Impl {
-  explicit Impl(std::shared_ptr<rpc::detail::Recorder> recorder) : scope(std::move(recorder)) {}
+  explicit Impl(std::shared_ptr<ContextState> state) : scope(std::move(state)) {}
   rpc::detail::RecorderScope scope;
 };
 
 Scope::Scope(const ContextRef& context) {
-  auto recorder = rpc::detail::current_recorder();
-  const auto other = recorder ? detail::FrameRecorder::context_of(*recorder) : nullptr;
-  if (other && other != context.state_) {
-    fail(ErrorKind::kInvalidArgument,
-         "Already have autograd context id for this thread: ", other->id());
+  if (const auto other = rpc::detail::current_recorder()) {
+    fail(ErrorKind::kInvalidArgument, "Already have autograd context id for this thread: ",
+         static_cast<const ContextState&>(*other).id());
   }
-  if (!recorder) {
-    recorder = detail::FrameRecorder::of(context.state_);
-    recorder->resumes();  // from here on: its first node must not be number 0
-  }
-  impl_ = std::make_unique<Impl>(std::move(recorder));
+  impl_ = std::make_unique<Impl>(context.state_);
 }
 Scope::~Scope() = default;
 
@@ -179,13 +173,13 @@ void ContextRef::release() const { state_->registry().release_own(id()); }
 bool has_current() { return rpc::detail::current_recorder() != nullptr; }
 
 ContextRef current() {
-  const auto recorder = rpc::detail::current_recorder();
+  auto recorder = rpc::detail::current_recorder();
   if (!recorder) {
     fail(ErrorKind::kInvalidArgument,
          "Current thread doesn't have a valid autograd context: make a "
          "convoy::autograd::Context first");
   }
-  return ContextRef(detail::FrameRecorder::context_of(*recorder));
+  return ContextRef(std::static_pointer_cast<ContextState>(std::move(recorder)));
 }
 
 ContextRef find(const rpc::Session& session, ContextId id) {

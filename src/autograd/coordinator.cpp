@@ -1,7 +1,6 @@
 #include "autograd/coordinator.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
@@ -24,13 +23,11 @@ Coordinator::Coordinator(std::shared_ptr<ContextState> context, const BackwardOp
     : context_(std::move(context)),
       registry_(context_->registry()),
       fast_(options.mode == Mode::kFast),
-      steps_(!options.optimizers.empty()),
       timeout_(options.timeout) {
   PassHead head = registry_.new_pass(*context_, fast_, options.retain_graph);
-  head.deterministic = options.deterministic;
-  head.optimizers = options.optimizers;
-  if (const auto within = rpc::detail::within_clock(timeout_); within.count() != 0) {
-    head.remaining = static_cast<std::uint64_t>(within.count());
+  if (timeout_.count() != 0) {
+    head.remaining = static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_).count());
   }
   id_ = head.pass;
   pass_ = std::make_shared<Pass>(context_, head);
@@ -79,17 +76,10 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
     pass_->follow(roots);
     if (fast_) {
       pass_->follow_all_sends();
-      pass_->run(roots, std::move(gradients));
-    } else if (const auto others = pass_->make_plan()) {
-      {
-        const std::scoped_lock lock(mutex_);
-        participants_ = *others;
-      }
-      pass_->run(roots, std::move(gradients));
     } else {
-      run_after_discovery(roots, std::move(gradients));
+      discover();
     }
-    pass_->step();
+    pass_->run(roots, std::move(gradients));
     done(registry_.self(), pass_->engaged());
     wait_for_all();
   } catch (...) {
@@ -106,35 +96,17 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
 
 // --- discovery ---------------------------------------------------------------------------------
 
-// What has nothing to do with what others are asked for runs meanwhile.
-void Coordinator::run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
-                                      std::vector<at::Tensor>&& gradients) {
-  const bool early = pass_->prepare_early();
+void Coordinator::discover() {
   spread(pass_->take_reached());
-  if (early) pass_->run_early(roots, std::move(gradients));
-  wait([this] { return open_ == 0; });
-  pass_->discovery_ended();
-  if (early) {
-    pass_->run({}, {});
-  } else {
-    pass_->run(roots, std::move(gradients));
-  }
-}
-
-void Coordinator::heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept {
-  try {
-    // Before this one is no longer open: others may be then.
-    if (answer.error()) std::rethrow_exception(answer.error());
-    spread(std::vector<Ports>(answer.result()));
+  for (;;) {
+    wait([this] { return open_ == 0 || !reached_.empty(); });
+    std::vector<Ports> reached;
     {
       const std::scoped_lock lock(mutex_);
-      --open_;
+      reached.swap(reached_);
+      if (reached.empty() && open_ == 0) return;
     }
-    registry_.wake();
-  } catch (...) {
-    PassError error = pass_->describe(std::current_exception());
-    error.worker = worker;
-    failed(error);
+    spread(std::move(reached));
   }
 }
 
@@ -162,7 +134,19 @@ void Coordinator::spread(std::vector<Ports>&& ports) {
     registry_.ask<expand>(
         worker, pass_->deadline(),
         [self = shared_from_this(), worker](const rpc::Future<std::vector<Ports>>& answer) {
-          self->heard(worker, answer);
+          if (answer.error()) {
+            PassError error = self->pass_->describe(answer.error());
+            error.worker = worker;
+            self->failed(error);
+            return;
+          }
+          {
+            const std::scoped_lock lock(self->mutex_);
+            --self->open_;
+            const auto& found = answer.result();
+            self->reached_.insert(self->reached_.end(), found.begin(), found.end());
+          }
+          self->registry_.wake();
         },
         pass_->head(), batch, std::move(list));
   }
@@ -239,41 +223,33 @@ std::string Coordinator::who_is_missing() const {
   return names.empty() ? "" : concat("; it waits for ", names);
 }
 
-// In a context of its own nobody is waited for: whoever asks another worker for its gradients waits
-// there until this has come (Pass::wait_for_decision()), and the context goes with its creator. One
-// of another worker may outlive this one: who is told that all went well must find them everywhere.
+// Nobody is waited for: whoever asks another worker for its gradients waits there until this has
+// come (Pass::wait_for_decision()).
 void Coordinator::commit() {
   pass_->commit();
   registry_.end_pass(id_);
-  const auto session = registry_.session();
-  const auto least = Deadline::after(kLeastCommitTime, session->agent().now());
-  const auto deadline = std::max(pass_->deadline(), least);
+  const auto least = Deadline::after(kLeastCommitTime, registry_.session()->agent().now());
   const PassHead head = pass_->head();
   const auto others = [this] {
     const std::scoped_lock lock(mutex_);
     return participants_;
   }();
-  const auto untold = std::make_shared<std::atomic<std::size_t>>(others.size());
   for (const WorkerId worker : others) {
     registry_.ask<detail::commit>(
-        worker, deadline,
-        [worker, untold, registry = registry_.shared_from_this()](const rpc::Future<void>& answer) {
+        worker, std::max(pass_->deadline(), least),
+        [worker](const rpc::Future<void>& answer) {
           // What a lost worker had of it is lost with it.
           if (answer.error()) {
             log_info("autograd: worker ", worker, " was not told that a backward pass is over");
           }
-          if (untold->fetch_sub(1) == 1) registry->wake();
         },
         head);
   }
-  if (context_->creator() == registry_.self()) return;
-  session->agent().wait(deadline,
-                        [&] { return untold->load() == 0 || session->agent().is_shut_down(); });
 }
 
-Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
+std::string Coordinator::abort_all(const std::string& why) noexcept {
   try {
-    const Stepped here = pass_->abort(why).stepped;
+    pass_->abort(why);
     registry_.end_pass(id_);
     struct Answers {
       std::mutex mutex;
@@ -281,10 +257,8 @@ Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
       std::set<WorkerId> told;
       std::set<WorkerId> heard_of;
       std::map<WorkerId, std::string> waiting;
-      std::map<WorkerId, Stepped> stepped;
     };
     const auto answers = std::make_shared<Answers>();
-    answers->stepped[registry_.self()] = here;
     std::set<WorkerId> lost;  // told, if they can be, but not waited for
     {
       const std::scoped_lock lock(mutex_);
@@ -321,7 +295,6 @@ Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
                 if (!answer.error()) {
                   const AbortReply& reply = answer.result();
                   answers->heard_of.insert(reply.engaged.begin(), reply.engaged.end());
-                  answers->stepped[worker] = reply.stepped;
                   if (!reply.waits_for.empty()) answers->waiting[worker] = reply.waits_for;
                 }
               }
@@ -343,49 +316,23 @@ Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
         for (const auto& [worker, waits] : answers->waiting) {
           text += concat(text.empty() ? "" : "; ", registry_.name_of(worker), " waits for ", waits);
         }
-        return {text, answers->stepped};
+        return text;
       }
     }
   } catch (const std::exception& error) {
     log_warn("autograd: a backward pass could not be ended everywhere: ", error.what());
   }
-  return {};
-}
-
-std::string Coordinator::who_stepped(const Aborted& aborted) const {
-  std::set<WorkerId> all{registry_.self()};
-  {
-    const std::scoped_lock lock(mutex_);
-    all.insert(participants_.begin(), participants_.end());
-  }
-  std::string stepped, not_stepped, not_known;
-  for (const WorkerId worker : all) {
-    const auto known = aborted.stepped.find(worker);
-    const bool told = known != aborted.stepped.end() && known->second != Stepped::kIsBeing;
-    std::string& list = !told                                ? not_known
-                        : known->second == Stepped::kStepped ? stepped
-                                                             : not_stepped;
-    list += concat(list.empty() ? "" : ", ", registry_.name_of(worker));
-  }
-  const auto part = [](const char* title, const std::string& names) {
-    return names.empty() ? names : concat("; ", title, ": ", names);
-  };
-  const std::string text =
-      part("stepped", stepped) + part("not stepped", not_stepped) + part("not known", not_known);
-  return concat(" [", text.substr(2), "]");
+  return "";
 }
 
 void Coordinator::throw_failure(const PassError& error) {
   const std::string name = registry_.name_of(error.worker);
   const auto kind = static_cast<ErrorKind>(error.kind);
-  const Aborted aborted = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
+  const std::string waiting = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
   std::string text =
       concat("autograd: backward pass ", id_.number, " of context ", context_->id(), " failed on ",
              name, ": Error on Node ", error.worker, ": ", error.text);
-  if (kind == ErrorKind::kTimeout && !aborted.waiting.empty()) {
-    text += concat("; ", aborted.waiting);
-  }
-  if (steps_) text += who_stepped(aborted);
+  if (kind == ErrorKind::kTimeout && !waiting.empty()) text += concat("; ", waiting);
   throw rpc::RemoteError(kind, text, name, error.type);
 }
 

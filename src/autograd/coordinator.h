@@ -32,20 +32,12 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void participant_lost(WorkerId worker, const std::string& why);
 
  private:
-  void run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
-                           std::vector<at::Tensor>&& gradients);
+  void discover();
   void spread(std::vector<Ports>&& ports);
-  void heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept;
   void wait_for_all();
   void commit();
-  struct Aborted {
-    std::string waiting;                  // who waited for what
-    std::map<WorkerId, Stepped> stepped;  // of those who have answered
-  };
-  // Tells everybody.
-  Aborted abort_all(const std::string& why) noexcept;
-  // " [stepped: worker1; not stepped: worker2]", of a pass with optimizers.
-  std::string who_stepped(const Aborted& aborted) const;
+  // Tells everybody; what they wait for.
+  std::string abort_all(const std::string& why) noexcept;
   [[noreturn]] void throw_failure(const PassError& error);
   void check();
   bool has_failed() const;
@@ -56,7 +48,6 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   const std::shared_ptr<ContextState> context_;
   Registry& registry_;
   const bool fast_;
-  const bool steps_;  // it has optimizers
   const std::chrono::milliseconds timeout_;
   std::shared_ptr<Pass> pass_;
   PassId id_;
@@ -67,7 +58,8 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::set<WorkerId> done_;
   std::map<WorkerId, std::string> lost_;
   std::map<WorkerId, std::uint32_t> batches_;
-  std::size_t open_ = 0;  // questions
+  std::size_t open_ = 0;        // questions
+  std::vector<Ports> reached_;  // by answers
   std::optional<PassError> error_;
   bool decided_ = false;  // it went well
 };

@@ -4,7 +4,8 @@
 
 #include <utility>
 
-#include "autograd/gated.h"
+#include "autograd/pass.h"
+#include "base/error.h"
 
 namespace convoy::autograd::detail {
 namespace {
@@ -12,6 +13,17 @@ namespace {
 using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+thread_local Pass* pass_here = nullptr;
+
+Pass& current_pass() {
+  if (!pass_here || !pass_here->is_current_task()) {
+    fail(ErrorKind::kInvalidArgument,
+         "autograd: this graph leads to another worker: use backward() of the "
+         "convoy::autograd::Context in which its calls were made");
+  }
+  return *pass_here;
+}
 
 class EndNode final : public Node {
  public:
@@ -34,28 +46,30 @@ const at::Tensor& nothing() {
   return *tensor;
 }
 
+PassScope::PassScope(Pass& pass) : before_(std::exchange(pass_here, &pass)) {}
+PassScope::~PassScope() { pass_here = before_; }
+
 // The highest number: gradients leave as early as they can.
-RecvNode::RecvNode(Received&& received)
-    : Node(/*sequence_nr=*/UINT64_MAX, end_edge()), received_(std::move(received)) {}
+RecvNode::RecvNode(WorkerId sender, std::uint64_t message)
+    : Node(/*sequence_nr=*/UINT64_MAX, end_edge()), sender_(sender), message_(message) {}
 
 variable_list RecvNode::apply(variable_list&& gradients) {
-  GatedRun::Host& host = GatedRun::current().host();
-  if (host.sends_zeros()) {
+  Pass& pass = current_pass();
+  if (pass.fast()) {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
     }
   }
-  host.send_back(received_, std::move(gradients));
+  pass.send_back(*this, std::move(gradients));
   return {at::Tensor()};
 }
 
-GateNode::GateNode(edge_list&& edges, std::uint64_t sequence_nr, std::uint64_t message)
-    : Node(sequence_nr, std::move(edges)), message_(message) {
+GateNode::GateNode(edge_list&& edges) : Node(/*sequence_nr=*/0, std::move(edges)) {
   add_input_metadata(nothing());
 }
 
 variable_list GateNode::apply(variable_list&&) {
-  GatedRun::Host::Arrived arrived = GatedRun::current().host().next_gradient(message_);
+  Pass::Arrived arrived = current_pass().next_gradient();
   edge_list edges = arrived.send->sent->edges;
   for (std::size_t i = 0; i < edges.size(); ++i) {
     if (arrived.send->tensors[i]) continue;
@@ -71,7 +85,8 @@ EntryNode::EntryNode() : Node(/*sequence_nr=*/UINT64_MAX, end_edge()) {
 }
 
 variable_list EntryNode::apply(variable_list&&) {
-  GatedRun::begin_current();
+  if (!pass_here) fail(ErrorKind::kInternal, "autograd: the engine runs a pass on another thread");
+  pass_here->begin_task();
   return {at::Tensor()};
 }
 

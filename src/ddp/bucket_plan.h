@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "convoy/ddp_options.h"
+#include "convoy/reducer.h"
 
 namespace convoy {
 
@@ -15,7 +15,7 @@ inline constexpr std::int64_t kDefaultBucketBytes = 25 << 20;
 
 // The caps of the buckets one after the other; the last repeats. kInvalidArgument for a cap that is
 // no size.
-std::vector<std::int64_t> bucket_caps(const DdpOptions& options);
+std::vector<std::int64_t> bucket_caps(const ReducerOptions& options);
 
 struct PlanItem {
   c10::ScalarType type;

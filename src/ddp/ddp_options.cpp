@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "convoy/ddp_options.h"
+#include "convoy/ddp.h"
 
 namespace convoy {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "convoy/ddp_core.h"
+#include "convoy/ddp.h"
 
 namespace convoy {
 

@@ -17,22 +17,18 @@ namespace {
 namespace ag = torch::autograd;
 
 // Calls the reducer after a gradient was added to its parameter.
-class ParameterHook final : public ReducerHook {
+class ParameterHook final : public ag::FunctionPostHook {
  public:
-  ParameterHook(std::weak_ptr<Reducer::Impl> reducer,
-                std::function<void(Reducer::Impl&, bool)> call)
-      : reducer_(std::move(reducer)), call_(std::move(call)) {}
+  explicit ParameterHook(std::function<void(bool)> call) : call_(std::move(call)) {}
 
   ag::variable_list operator()(const ag::variable_list& outputs,
                                const ag::variable_list& inputs) override {
-    if (const auto alive = reducer()) call_(*alive, !inputs.empty() && inputs[0].defined());
+    call_(!inputs.empty() && inputs[0].defined());
     return outputs;
   }
-  std::shared_ptr<Reducer::Impl> reducer() const override { return reducer_.lock(); }
 
  private:
-  const std::weak_ptr<Reducer::Impl> reducer_;
-  const std::function<void(Reducer::Impl&, bool)> call_;
+  const std::function<void(bool)> call_;
 };
 
 }  // namespace
@@ -49,9 +45,10 @@ void Reducer::Impl::hook_up() {
     auto accumulator = ag::impl::grad_accumulator(tensors_[i]);
     if (accumulator == parameter.accumulator) continue;
     take_off(parameter);
-    const auto call = [i](Impl& self, bool defined) { self.on_gradient(i, defined); };
-    parameter.hook =
-        accumulator->add_post_hook(std::make_unique<ParameterHook>(weak_from_this(), call));
+    const auto call = [self = weak_from_this(), i](bool defined) {
+      if (const auto alive = self.lock()) alive->on_gradient(i, defined);
+    };
+    parameter.hook = accumulator->add_post_hook(std::make_unique<ParameterHook>(call));
     parameter.accumulator = std::move(accumulator);
     changed = true;
   }
@@ -125,8 +122,7 @@ c10::intrusive_ptr<Sink> Reducer::Impl::make_sink(std::uint64_t forward,
 // --- backward ---
 
 bool Reducer::Impl::enter(Sink* sink) {
-  GradientHome* const pass = GradientHome::current();
-  if (!pass && !backward_accumulates(accumulators_)) {
+  if (!backward_accumulates(accumulators_)) {
     // autograd::grad. With a history, what it gives may be part of a loss, whose backward goes
     // around the sink.
     forwards_.armed |= at::GradMode::is_enabled();
@@ -134,8 +130,6 @@ bool Reducer::Impl::enter(Sink* sink) {
   }
   check_process("backward");
   if (!in_backward_) {
-    if (pass) pass->lend(shared_from_this());
-    loan_.pass = pass;
     const auto self = shared_from_this();
     at_end_of_backward([self] { self->end(); },
                        [self](const std::string& cause) { self->failed(cause); });
@@ -324,7 +318,6 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
 
 void Reducer::Impl::leave() {
   in_backward_ = false;
-  loan_.pass = nullptr;
   if (births_) births_->leave();
   if (!users_.ends) return;
   users_.ends(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
@@ -335,9 +328,6 @@ void Reducer::Impl::leave() {
 }
 
 void Reducer::Impl::end() {
-  // Nodes were left out then: what came of gradients is no whole.
-  const std::string given_up = loan_.pass ? loan_.pass->given_up() : std::string();
-  if (!given_up.empty()) return failed(given_up);
   leave();
   if (!syncing_) return;
   const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;

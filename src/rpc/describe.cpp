@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <memory>
 
-#include "convoy/detail/rpc_signature.h"
 #include "convoy/rpc_values.h"
 
 namespace convoy::rpc::detail {

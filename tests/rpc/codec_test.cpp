@@ -10,7 +10,6 @@
 #include <variant>
 #include <vector>
 
-#include "convoy/detail/rpc_signature.h"
 #include "convoy/error.h"
 #include "convoy/rpc_values.h"
 #include "convoy/share.h"
