@@ -35,11 +35,11 @@ export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS V
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full test-pytorch demo lint lint-full asan tsan fuzz verify bench bench-coll \
+targets := build test test-full test-pytorch test-pytorch-rpc demo lint lint-full asan tsan fuzz verify bench bench-coll \
            bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-autograd \
            bench-share bench-report \
            soak soak-coll tidy check-headers \
-           check-layers format install python wheel clean help
+           check-layers docs format install python wheel clean help
 settings := JOBS SOAK_SECONDS SEEDS WORLD TEXT TESTS CONVOY_TORCH CONVOY_VENV CMAKE_ARGS PREFIX DESTDIR FUZZ_SECONDS BOOTSTRAP V
 
 # A word that is no target, or a setting that is none, stops before anything is done.
@@ -76,6 +76,9 @@ test-full: build ## all tests, the long ones too
 
 test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a quarter of an hour)
 	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
+
+test-pytorch-rpc: build ## PyTorch's own tests of torch.distributed.rpc on our transport (a quarter of an hour)
+	@tests/pytorch/rpc_suite.py --build build/release --python $(CONVOY_VENV)/bin/python --jobs $(JOBS)
 
 demo: demo-plan ready-release ## train a character-level GPT with two processes, on TEXT=file or on our own texts
 	@$(call compile,release) convoy_command char_gpt
@@ -129,7 +132,7 @@ bench-rpc: bootstrap-actors build ## calls with tensors beside PyTorch's RPC, gR
 	@bench/rpc.py
 
 bench-autograd: build ## backward passes across workers beside torch.distributed.autograd, into build/bench/autograd.json
-	@bench/autograd.py
+	@failed=0; for bench in autograd pipeline; do bench/$$bench.py || failed=1; done; exit $$failed
 
 bench-share: build ## tensors between processes beside torch.multiprocessing, into build/bench/share.json
 	@failed=0; for bench in share queues processes; do bench/$$bench.py || failed=1; done; exit $$failed
@@ -157,6 +160,9 @@ check-layers: ## each file includes only its own layer and those below
 	@tools/check_layers.py
 
 ##@ Other
+docs: bootstrap-docs ## the documentation as a site with search and an API reference, in build/docs/site
+	@tools/docs_site
+
 format: bootstrap-lint ## format all C++ files
 	@git ls-files -co --exclude-standard '*.h' '*.cpp' | xargs -r $(CONVOY_VENV)/bin/clang-format -i
 
@@ -186,6 +192,7 @@ bootstrap_groups_lint-full = build lint
 bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
+bootstrap_groups_docs = docs
 bootstrap_groups_peers = build peers
 bootstrap_groups_actors = build peers actors
 bootstrap_groups_asan = core

@@ -50,11 +50,12 @@ class FusedAdamW {
   void step() {
     ++number_;
     for (auto& [p, mean, square] : items_) {
-      const convoy::AdamMemory<float> memory{p.data_ptr<float>(), p.grad().data_ptr<float>(),
-                                             mean.data_ptr<float>(), square.data_ptr<float>(),
-                                             nullptr};
-      convoy::adam_step({.lr = 1e-4, .weight_decay = 1e-2, .number = number_}, memory,
-                        static_cast<std::size_t>(part_ * static_cast<double>(p.numel())));
+      const convoy::RuleMemory<float> memory{
+          p.data_ptr<float>(),
+          p.grad().data_ptr<float>(),
+          {mean.data_ptr<float>(), square.data_ptr<float>(), nullptr}};
+      convoy::rule_step(convoy::AdamStep{.lr = 1e-4, .weight_decay = 1e-2, .number = number_},
+                        memory, static_cast<std::size_t>(part_ * static_cast<double>(p.numel())));
       p.mutable_grad().reset();
     }
   }

@@ -25,6 +25,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <semaphore>
 #include <span>
 #include <string_view>
@@ -185,13 +186,18 @@ class EndpointPipe {
   EndpointPipe(const EndpointPipe&) = delete;
   EndpointPipe& operator=(const EndpointPipe&) = delete;
 
-  void send() { bench::send(*endpoint_, *server_, {.kind = kEcho, .head = kHead}); }
+  void send() {
+    if (sent_++ == taken_) attention_.emplace(*endpoint_);
+    bench::send(*endpoint_, *server_, {.kind = kEcho, .head = kHead});
+  }
   void receive() {
     ++taken_;
     const auto ready = [this] { return inbox_.answers.load(std::memory_order_acquire) >= taken_; };
     if (!ready() && !endpoint_->wait(limit(), ready)) die("no answer");
+    if (sent_ == taken_) attention_.reset();
   }
   void send_large() {
+    ++sent_;
     const Piece piece{.bytes = {source_.data(), kLargeBytes}, .stays = stays_};
     bench::send(*endpoint_, *server_, {.kind = kEcho, .pieces = {&piece, 1}});
   }
@@ -203,7 +209,8 @@ class EndpointPipe {
   std::unique_ptr<Endpoint> endpoint_;
   ChildProcess child_;
   Remote* server_ = nullptr;
-  std::uint64_t taken_ = 0;
+  std::uint64_t sent_ = 0, taken_ = 0;
+  std::optional<Endpoint::Attention> attention_;  // while an answer is awaited
 };
 
 void run_convoy() {

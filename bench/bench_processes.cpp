@@ -43,7 +43,7 @@ std::vector<at::Tensor> make_weights() {
 
 void publish() {
   const auto weights = make_weights();
-  const convoy::Published<std::vector<at::Tensor>> published(weights, {.buffers = 3});
+  const convoy::share::Published<std::vector<at::Tensor>> published(weights, {.buffers = 3});
   const auto target = at::ones({25'000'000});
   std::vector<double> ours, plain;
   for (int i = 0; i < 15; ++i) {

@@ -1,6 +1,8 @@
 """The cases of calls.h from Python: a line of JSON.
 
     peer_rpc.py torch [quick]     torch.distributed.rpc over TensorPipe, two processes
+    peer_rpc.py torch_convoy [quick]  the same over our transport
+    peer_rpc.py convoy [quick]    convoy.rpc
     peer_rpc.py torch_rref [quick]  references of it, three processes: the cases of bench_rref.cpp
     peer_rpc.py ray [quick]       a call of an actor of Ray
     peer_rpc.py monarch [quick]   a call of an endpoint of an actor of torchmonarch
@@ -51,8 +53,19 @@ def timed(function, times=1):
     return 1e6 * (time.perf_counter() - start) / times
 
 
-def measure(begin, end, quick):
-    """`begin(name, *args)` starts a call, `end(started)` waits for its result."""
+def threads_16(call, each=100):
+    """Time per call of 16 threads that make 100 each."""
+    threads = [threading.Thread(target=lambda: [call() for _ in range(each)]) for _ in range(16)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 1e6 * (time.perf_counter() - start) / (16 * each)
+
+
+def measure(begin, end, quick, sync=None):
+    """`begin(name, *args)` starts a call, `end(started)` waits for its result; sync(a, b) is the quickest of both."""
     seconds = 0.2 if quick else 0.5
     a, b = torch.ones(2), torch.ones(2)
 
@@ -77,6 +90,9 @@ def measure(begin, end, quick):
         call()
     found = {"call": repeat(seconds, 1000, lambda: timed(call, 10)), "call_asleep": repeat(seconds, 150, asleep),
              "outstanding_64": repeat(seconds, 20, outstanding)}
+    if sync:
+        found |= {"sync_add": repeat(seconds, 1000, lambda: timed(lambda: sync(a, b), 10)),
+                  "threads_16": repeat(seconds, 10, lambda: threads_16(lambda: sync(a, b)))}
     for size in ECHO_BYTES:
         large = torch.ones(size, dtype=torch.uint8)
         for _ in range(2):
@@ -144,8 +160,38 @@ def run_torch_rref(quick):
         child.wait(60)
 
 
-def run_torch(quick):
+def run_torch_convoy(quick):
+    run_torch(quick, backend="CONVOY")
+
+
+def run_convoy(quick):
+    import convoy.rpc
+
+    for function in (add, echo, numel):
+        many = function is add
+        function.__annotations__ = {name: torch.Tensor for name in (("a", "b") if many else ("tensor",))}
+        function.__annotations__["return"] = int if function is numel else torch.Tensor
+        convoy.rpc.function(function)
+    folder = os.environ.get("BENCH_RPC_FOLDER")
+    rank = 1 if folder else 0
+    made = None if folder else tempfile.TemporaryDirectory(prefix="convoy-bench.")
+    folder = folder or made.name
+    child = None
+    if rank == 0:
+        child = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"BENCH_RPC_FOLDER": folder})
+    with convoy.rpc.Session(method=f"file://{folder}/store", rank=rank, size=2, timeout=300) as rpc:
+        if rank == 0:
+            measure(lambda name, *args: rpc.rpc_async("worker1", name, *args), lambda started: started.wait(), quick,
+                    lambda a, b: rpc.rpc_sync("worker1", "add", a, b))
+    if child:
+        child.wait(60)
+
+
+def run_torch(quick, backend="TENSORPIPE"):
     import torch.distributed.rpc as rpc
+
+    if backend == "CONVOY":
+        import convoy  # noqa: F401
 
     folder = os.environ.get("BENCH_RPC_FOLDER")
     rank = 1 if folder else 0
@@ -156,11 +202,12 @@ def run_torch(quick):
     if rank == 0:
         child = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"BENCH_RPC_FOLDER": folder})
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store", rpc_timeout=300)
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    rpc.init_rpc(f"worker{rank}", backend=rpc.BackendType[backend], rank=rank, world_size=2,
+                 rpc_backend_options=options)
     if rank == 0:
         functions = {"add": add, "echo": echo, "numel": numel}
         measure(lambda name, *args: rpc.rpc_async("worker1", functions[name], args), lambda started: started.wait(),
-                quick)
+                quick, lambda a, b: rpc.rpc_sync("worker1", torch.add, (a, b)))
     rpc.shutdown()
     if child:
         child.wait(60)
@@ -210,7 +257,8 @@ def run_monarch(quick):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    runs = {"torch": run_torch, "torch_rref": run_torch_rref, "ray": run_ray, "monarch": run_monarch}
+    runs = {"torch": run_torch, "torch_convoy": run_torch_convoy, "convoy": run_convoy,
+            "torch_rref": run_torch_rref, "ray": run_ray, "monarch": run_monarch}
     runs[sys.argv[1]]("quick" in sys.argv)
     sys.stdout.flush()
     os._exit(0)

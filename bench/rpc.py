@@ -18,6 +18,12 @@ BYTES = {"echo_1mb": 10**6, "echo_16mb": 16 * 10**6, "echo_100mb": 100 * 10**6}
 MOST = {("call", "endpoint"): 2, ("call_asleep", "tensorpipe"): 1 / 4, ("outstanding_64", "tensorpipe"): 1 / 20,
         ("outstanding_64", "grpc"): 1 / 5}
 MOST |= {(case, "memcpy"): 1.3 for case in BYTES} | {(case, "tensorpipe"): 0.7 for case in BYTES}
+# Python: (case, our side, peer): most of the peer's time. What was measured beside TensorPipe is PyTorch's API on both.
+MOST_PYTHON = {("sync_add", "convoy torch", "tensorpipe python"): 1 / 3,
+               ("echo_100mb", "convoy torch", "tensorpipe python"): 0.7,
+               ("threads_16", "convoy torch", "tensorpipe python"): 1 / 4,
+               ("sync_add", "convoy python", "convoy torch"): 1 / 2, ("call", "convoy python", "ray"): 1 / 5,
+               ("call", "convoy python", "monarch"): 1 / 5}
 # References: (case, side): most of another case's time, of our own side or of a peer's.
 MOST_RREF = {("rref_life", "tensorpipe rref"): ("rref_life", 1 / 10), ("to_here", "convoy rref"): ("number", 1.2),
              ("module_forward", "convoy rref"): ("plain_forward", 1.1)}
@@ -40,6 +46,9 @@ def commands(quick):
              "grpc": [sides.BIN / "bench_rpc_grpc"]}
     if not quick:
         found["tensorpipe python"] = python_side("torch")
+        package = [f"PYTHONPATH={sides.ROOT / 'build' / 'release' / 'python'}"]
+        found["convoy torch"] = python_side("torch_convoy", package)
+        found["convoy python"] = python_side("convoy", package)
         found["tensorpipe rref"] = python_side("torch_rref")
         for name in ("ray", "monarch"):
             # Where tools/bootstrap puts them.
@@ -76,6 +85,9 @@ def main():
                              size=8)
                 for (case, side), (other, _) in MOST_RREF.items()
                 if (case, "convoy rref") in times and (other, side) in times]
+    records += [sides.record("rpc", side, times[case, side], peer, times[case, peer], path=case, ranks=2,
+                             size=BYTES.get(case, 8))
+                for case, side, peer in MOST_PYTHON if (case, side) in times and (case, peer) in times]
     floor = floor_of(times)
     if floor and "call" in ours:
         records.append(sides.record("rpc", "call", ours["call"], "floor", floor, path="call", ranks=2, size=8))
@@ -111,6 +123,12 @@ def show(times, ours, records):
         ratios = [1 / r["ratio"] for r in records if r["path"] == case and r["peer"] == peer]
         if ratios:
             missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s {other} (bar {most:.3f})")
+    for (case, side, peer), most in MOST_PYTHON.items():
+        if (case, side) not in times or (case, peer) not in times:
+            print(f"  not measured: {case} of {side} beside {peer}")
+            continue
+        ratio = times[case, side] / times[case, peer]
+        missed += sides.bar(ratio <= most, f"{case}: {side} {ratio:.3f} of {peer}'s time (bar {most:.3f})")
     for case in ("rref_bytes", "rref_bytes_owner"):
         if (case, "convoy rref") in times:
             found = times[case, "convoy rref"]

@@ -1,7 +1,7 @@
 # Target check_headers: each header compiles alone, public ones (check_public_headers) with nothing but
 # the public folders on the include path, those of the core without torch. Globs, unlike everywhere else: a header that
 # no list names must be checked too. (The generated files also give clang-tidy a command per header.)
-set(CONVOY_TORCH_LAYERS tensor group share ddp rpc autograd optim)
+set(CONVOY_TORCH_LAYERS tensor group share ddp rpc autograd optim pipeline)
 add_custom_target(check_headers)
 add_custom_target(check_public_headers)
 

@@ -23,12 +23,12 @@ struct PolicyImpl : torch::nn::Module {
 };
 TORCH_MODULE(Policy);
 
-using Weights = convoy::Published<Policy>;
+using Weights = convoy::share::Published<Policy>;
 
 convoy::Deadline in_a_minute() { return convoy::Deadline::after(std::chrono::minutes(1)); }
 
 // In each actor's process, until the learner closes the slots.
-void act(int /*index*/, const convoy::Slots& slots, const Weights& weights) {
+void act(int /*index*/, const convoy::share::Slots& slots, const Weights& weights) {
   torch::NoGradGuard no_gradients;
   torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
   Policy policy;
@@ -44,7 +44,7 @@ void act(int /*index*/, const convoy::Slots& slots, const Weights& weights) {
   }
 }
 
-torch::Tensor loss_of(Policy& policy, const convoy::Slot& slot) {
+torch::Tensor loss_of(Policy& policy, const convoy::share::Slot& slot) {
   const auto chosen =
       policy(slot["states"]).log_softmax(1).gather(1, slot["actions"].unsqueeze(1)).squeeze(1);
   return -(chosen * (slot["rewards"] - 0.5)).mean();
@@ -58,10 +58,10 @@ int main(int argc, char** argv) {
   Policy policy;
   torch::optim::Adam adam(policy->parameters(), 0.01);
   const Weights weights(policy, {.buffers = kActors + 2});
-  const convoy::Slots slots(2 * kActors, {{"states", {kSteps, 2}},
-                                          {"actions", {kSteps}, torch::kLong},
-                                          {"rewards", {kSteps}},
-                                          {"version", {}, torch::kLong}});
+  const convoy::share::Slots slots(2 * kActors, {{"states", {kSteps, 2}},
+                                                 {"actions", {kSteps}, torch::kLong},
+                                                 {"rewards", {kSteps}},
+                                                 {"version", {}, torch::kLong}});
   const std::vector<std::string> python(argv + 1, argv + argc);
   auto actors = python.empty() ? convoy::spawn<act>(kActors, slots, weights)
                                : convoy::start_processes(python, {.count = kActors},

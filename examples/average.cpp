@@ -1,3 +1,8 @@
+// The smallest program: ranks average a tensor.
+//
+//   convoy run -n 4 average
+//
+// It runs under torchrun, mpirun and srun, too, and alone as a group of one.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

@@ -1,6 +1,9 @@
 // Gradients across two workers: the first example of PyTorch's design of distributed autograd.
 //
 //   convoy run -n 2 dist_autograd_simple
+//
+// It prints the gradients beside those of one process, and what was recorded.
+// docs/guide/autograd.md explains it.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

@@ -1,3 +1,8 @@
+// The launcher's store, without torch: ranks leave messages for each other.
+//
+//   convoy run -n 2 hello
+//
+// The store is a key-value store that `convoy run` serves to its ranks, without an open port.
 #include <convoy/store.h>
 
 #include <cstdlib>

@@ -1,6 +1,9 @@
 // Ranks with different numbers of batches: rank r has r + 2 of them.
 //
 //   convoy run -n 3 join
+//
+// A rank without further batches takes part in the steps of the others until all have finished, and
+// adds nothing. Without the join the others would get an error.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

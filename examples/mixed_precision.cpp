@@ -1,6 +1,8 @@
 // Trains a small network in bf16 with parameters in f32, and the optimizer inside of backward:
 //
 //   convoy run -n 2 mixed_precision
+//
+// Forward and backward compute in 16 bits, the optimizer and checkpoints see 32.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

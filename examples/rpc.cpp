@@ -1,6 +1,9 @@
 // Workers call each other's functions.
 //
 //   convoy run -n 3 rpc
+//
+// Calls that wait, calls all at once, a coroutine that goes around twice, and an exception that
+// comes back to the caller. docs/guide/rpc.md explains it.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

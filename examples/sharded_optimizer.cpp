@@ -1,6 +1,8 @@
-// AdamW of which each rank keeps and does its part, with a scheduler and clipping.
+// AdamW whose state and work are divided among the ranks, with a scheduler and clipping:
 //
 //   convoy run -n 2 sharded_optimizer
+//
+// Each rank prints how many of the model's numbers it updates, and how much state it keeps.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 
@@ -10,11 +12,13 @@ int main() {
   const auto world = convoy::init();
   torch::manual_seed(0);
   torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::ReLU(),
+                            torch::nn::Linear(512, 512), torch::nn::ReLU(),
                             torch::nn::Linear(512, 1));
   convoy::DistributedDataParallel model(net, world);
-  convoy::ShardedOptimizer<torch::optim::AdamW> optimizer(model.reducer(), 3e-3, {.max_norm = 1});
+  convoy::ShardedOptimizer<torch::optim::AdamW> optimizer(model.reducer(), 1e-3, {.max_norm = 1});
   torch::optim::StepLR schedule(optimizer, 20, 0.5);
 
+  torch::manual_seed(1 + world.rank());  // every rank has data of its own
   double loss = 0;
   for (int step = 0; step < 60; ++step) {
     const auto input = torch::randn({32, 64});
@@ -24,7 +28,10 @@ int main() {
     schedule.step();
     loss = error.item<double>();
   }
+  std::int64_t all = 0;
+  for (const auto& parameter : model->parameters()) all += parameter.numel();
   const auto stats = optimizer.stats();
-  std::cout << "rank " << world.rank() << ": loss " << loss << ", " << stats.numbers
-            << " numbers and " << stats.state_bytes << " bytes of state are its own" << std::endl;
+  std::cout << "rank " << world.rank() << ": loss " << loss << "; it updates " << stats.numbers
+            << " of " << all << " numbers, and keeps " << stats.state_bytes / 1024
+            << " KiB of state of " << 8 * all / 1024 << std::endl;
 }

@@ -1,6 +1,9 @@
 // Batch normalisation over the batches of all ranks.
 //
 //   convoy run -n 2 sync_batch_norm
+//
+// Mean and variance are those of the whole batch, as if one process had it. Small batches per rank
+// need that; large ones do not.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

@@ -2,7 +2,8 @@
 //
 //   convoy run -n 2 train
 //
-// Without a launcher it is a group of one. docs/getting_started.md goes through it line by line.
+// Without a launcher it is a group of one. docs/guide/getting_started.md goes through it line by
+// line.
 #include <convoy/convoy.h>
 #include <torch/torch.h>
 

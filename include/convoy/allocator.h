@@ -19,15 +19,15 @@ namespace convoy {
 // freed is kept for the next step: see
 // allocator_stats(), trim_allocator(). All functions may be called from any thread.
 
-// From now on tensors are made there; those that exist stay where they are. Once more: nothing
-// happens. kUnsupported if someone installed an allocator that does not give way.
+// New tensors are allocated there; existing ones stay where they are. Calling it again does
+// nothing. kUnsupported if another allocator with a higher priority is installed.
 void install_allocator();
 
 // install_allocator() if CONVOY_ALLOCATOR is 1; nothing if it is 0, empty or not set.
 // kInvalidArgument for another text.
 void install_allocator_if_asked();
 
-// Back to the allocator before it. Tensors of the pools live on, as do their storages when resized.
+// Restores the previous allocator. Tensors in the pools stay valid, also when resized.
 void uninstall_allocator();
 
 bool is_allocator_installed();
@@ -41,8 +41,8 @@ struct AllocatorStats {
 };
 AllocatorStats allocator_stats();
 
-// Gives what is free back to the system; returns the bytes. It is faulted in anew when it is next
-// used: not in a training loop.
+// Returns free memory to the system; returns the number of bytes. It is faulted in again on the
+// next use: do not call it in a training loop.
 std::size_t trim_allocator();
 
 }  // namespace convoy

@@ -25,21 +25,31 @@
 //   auto grads = context.gradients();                  // by tensor; .grad is untouched
 //   std::cout << grads.at(t1);
 //
-// docs/autograd.md is the guide.
+// See docs/reference/autograd.md.
 namespace convoy::autograd {
 
 // Which calls of a context take part in a backward pass.
 enum class Mode {
   kSmart,  // those that the roots depend on, tensor by tensor: they are found out first
-  kFast,   // all of them; one whose result was not used lets the pass fail at its deadline
+  kFast,   // all of them; a call whose result was not used makes the pass fail at its deadline
 };
+
+// An optimizer that steps in a backward pass (convoy/distributed_optimizer.h).
+using StepId = std::uint64_t;
 
 struct BackwardOptions {
   Mode mode = Mode::kSmart;
   bool retain_graph = false;  // another pass may use the same graph
   bool create_graph = false;  // kUnsupported
+  // Gradients are added in the order of the program, as in one process: the same bits in every run.
+  // Workers then wait for each other more. kUnsupported if calls are nested more than 15 deep.
+  bool deterministic = false;
   // One for each root. None: the roots are scalars, and these are ones.
   std::vector<at::Tensor> gradients = {};
+  // Each worker steps these with the context's gradients as soon as its part of the pass is done:
+  // DistributedOptimizer::in_backward(). A pass that fails then may have stepped some workers'
+  // parameters; its error says which.
+  std::vector<StepId> optimizers = {};
   // Of the whole pass, on all workers, whatever the time-out of calls is; 0: never.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

@@ -22,8 +22,8 @@ class Group;  // opaque
 // Tensors may have any strides; what is not contiguous is copied. Tensors of allocateTensor() are
 // worked on in place by all ranks. Operations run in the order of their calls, which must be the
 // same on all ranks; sends and receives are apart from that order. Methods may be called from any
-// thread. Errors are convoy::Error, and torch's own for bad arguments; docs/collectives.md tells
-// what they leave behind.
+// thread. Errors are convoy::Error, and torch's own for bad arguments;
+// docs/internals/collectives.md tells what they leave behind.
 //
 // It belongs to the process that made it: a forked child can destroy its copy, and everything else
 // that communicates throws kUnsupported there.

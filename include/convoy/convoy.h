@@ -51,3 +51,5 @@
 
 // Gradients across workers.
 #include "convoy/autograd.h"
+#include "convoy/distributed_optimizer.h"
+#include "convoy/pipeline.h"

@@ -4,199 +4,22 @@
 
 #include <concepts>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
+#include "convoy/ddp_core.h"
+#include "convoy/ddp_options.h"
 #include "convoy/ddp_stats.h"
 #include "convoy/group.h"
 #include "convoy/hooks.h"
 #include "convoy/join.h"
-#include "convoy/mixed_precision.h"
 #include "convoy/reducer.h"
 #include "convoy/tensors_in.h"
 
-namespace torch::nn {
-class Module;
-}
-namespace torch::serialize {
-class InputArchive;
-class OutputArchive;
-}  // namespace torch::serialize
-
 namespace convoy {
-
-enum class BufferSync { kBeforeForward, kAfterForward };
-
-// Parameters whose gradients are reduced over another group than the model's: experts that only
-// some ranks have. A rank names those that it has.
-struct ParameterGroup {
-  std::vector<std::string> names;
-  ProcessGroup group;
-};
-
-struct DdpOptions {
-  std::optional<double> bucket_cap_mb = {};  // these as in ReducerOptions
-  std::vector<double> bucket_cap_mb_list = {};
-  bool find_unused_parameters = false;
-  bool static_graph = false;
-  bool gradient_as_bucket_view = true;
-  bool skip_all_reduce_unused_params = false;
-  GradReduce reduce = GradReduce::kMean;
-  BucketLaunch launch = BucketLaunch::kAuto;
-  NonFinite nonfinite = NonFinite::kIgnore;
-  std::uint64_t check_replicas_every = 0;
-  bool init_sync = true;             // ranks begin with rank 0's parameters and buffers
-  bool forward_sync_buffers = true;  // in training, buffers become rank 0's
-  BufferSync buffer_sync = BufferSync::kBeforeForward;
-  // Names of parameters and buffers that stay this rank's own.
-  std::vector<std::string> ignore = {};
-  // Parameters that travel after all others, in buckets of their own.
-  std::vector<std::string> delay_all_reduce_named_params = {};
-  std::vector<ParameterGroup> parameter_groups = {};
-  // Compute and communicate with less than the parameters' own precision.
-  std::optional<MixedPrecision> mixed_precision = {};
-
-  // All of it but parameter_groups, for a checkpoint or another process: lines of text.
-  std::string to_text() const;
-  // kInvalidArgument if that is not what to_text() writes.
-  static DdpOptions from_text(const std::string& text);
-  // The same in an archive, under a name of our own.
-  void save(torch::serialize::OutputArchive& archive) const;
-  static DdpOptions load(torch::serialize::InputArchive& archive);
-};
-
-class LowPrecisionCopies;  // opaque
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-// What DdpCore sees of a module: one of torch::nn, or of another language.
-class DdpModule {
- public:
-  virtual ~DdpModule() = default;
-
-  virtual std::string name() const = 0;
-  virtual bool is_training() const = 0;
-  // In the same order on all ranks; a shared one under each of its names.
-  virtual NamedTensors parameters() const = 0;
-  // True if parameters() would give these tensors, in this order. Asked in each forward: the given
-  // one compares with parameters(), others may know a faster way.
-  virtual bool holds(const NamedTensors& known) const;
-  // Asked for each time: a module may replace its buffers.
-  virtual NamedTensors buffers() const = 0;
-  // Parameters whose gradients are sparse.
-  virtual std::vector<at::Tensor> sparse() const = 0;
-  // Statistics of normalisation layers in training mode: their forward writes them without telling
-  // autograd, and their backward does not read them.
-  virtual std::vector<at::Tensor> statistics() const = 0;
-  virtual bool has_sync_batch_norm() const = 0;
-  // Why it cannot be wrapped, which is thrown on all ranks; empty: it can.
-  virtual std::string error() const { return {}; }
-};
-
-// Takes the place of the broadcast of buffers: communicates over `group` and writes into them.
-using BufferHook = std::function<void(const ProcessGroup& group, const NamedTensors& buffers)>;
-
-// What DistributedDataParallel does, whatever the type of its module. Thread-safety as for Reducer.
-class DdpCore {
- public:
-  DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const DdpOptions& options);
-  DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DdpOptions& options);
-  ~DdpCore();
-  DdpCore(DdpCore&&) noexcept;
-  DdpCore& operator=(DdpCore&&) noexcept;
-
-  void before_forward();
-  void after_forward(const std::vector<at::Tensor*>& outputs);
-  // Instead of after_forward(), when the module threw: in its handler, or with the text of what it
-  // was. Other ranks hear of it.
-  void forward_failed();
-  void forward_failed(const std::string& why);
-  void sync_buffers();
-  void set_buffer_hook(BufferHook hook, BufferSync when);
-  // `self` is what the Join knows.
-  std::unique_ptr<JoinHook> join_hook(const Joinable& self, const JoinOptions& options);
-  Reducer& reducer() { return *reducer_; }
-  const Reducer& reducer() const { return *reducer_; }
-  const DdpOptions& options() const { return options_; }
-  void sync_gradients();
-  void update_process_group(ProcessGroup group);
-  void set_reduce(GradReduce reduce);
-  void set_static_graph();
-  void set_sample_rate(std::uint64_t rate);
-  DdpStats stats() const;
-  // The type that tensors on their way into forward become, if any.
-  std::optional<at::ScalarType> input_type() const;
-
-  // With mixed precision a forward without a backward leaves copies of the parameters in their
-  // place; this puts them back.
-  void restore_parameters() const;
-
- private:
-  friend class DdpJoinHook;
-  friend class JoinPart;
-  ReducerOptions reducer_options() const;
-  void make_parameter_groups();
-  NamedTensors buffers() const;
-  void check_parameters(const char* where);
-  void enter();
-  void leave();
-  void undo_forward();
-  bool is_in_step() const;
-  void meet_others(BufferSync when);
-  void sync_buffers_from(int root);
-  void sync_buffers_from(int root, const NamedTensors& found);
-  std::shared_ptr<JoinContext> join() const;
-  void cast_buffers(at::ScalarType type);
-  std::string error_in(const MixedPrecision& mixed) const;
-
-  std::shared_ptr<DdpModule> module_;
-  ProcessGroup group_;
-  DdpOptions options_;
-  NamedTensors wrapped_;  // the module's parameters, of all groups
-  NamedTensors last_;     // the same as of the last forward
-  std::unique_ptr<Reducer> reducer_;
-  std::vector<std::unique_ptr<Reducer>> others_;  // of parameter_groups
-  BufferHook buffer_hook_;
-  at::Tensor staging_;  // of buffers on their way
-  std::weak_ptr<JoinContext> join_;
-  const Joinable* join_self_ = nullptr;
-  // Shared with the reducer's watch.
-  std::shared_ptr<LowPrecisionCopies> copies_;
-  bool lowered_here_ = false;  // by this forward
-  int forwards_ = 0;           // that run
-  bool in_module_ = false;     // it runs, in a forward with gradients
-};
-
-// A model's part of a Join that somebody else conducts, such as torch.distributed.algorithms.Join:
-// that one tells when a step begins, and when a rank takes part without inputs. A step is one
-// forward and one backward, or a forward inside of no_sync().
-class JoinPart {
- public:
-  // The core stays where it is. kInvalidArgument as for Join.
-  JoinPart(DdpCore& core, const JoinOptions& options);
-  ~JoinPart();
-  JoinPart(const JoinPart&) = delete;
-  JoinPart& operator=(const JoinPart&) = delete;
-
-  // Before the forward of a rank that has an input; collective, with shadow() of those that have
-  // none. kInvalidArgument on all ranks if some of them are in no_sync() and others not.
-  void step();
-  // kRemote if the backward fails.
-  void shadow();
-  // When no rank has inputs any more. Collective: the model becomes that of the greatest rank of
-  // those that say so.
-  void finish(bool is_last_joiner);
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
-};
 
 namespace detail {
 
@@ -220,6 +43,15 @@ class CastArgument {
   std::conditional_t<kCopies, Value, Arg&&> held_;
 };
 
+template <class T>
+concept ModuleHolder = requires(T& holder) { holder.ptr(); };
+template <class T>
+inline constexpr bool kIsSharedPointer = false;
+template <class T>
+inline constexpr bool kIsSharedPointer<std::shared_ptr<T>> = true;
+template <class T>
+concept NoModulePointer = !ModuleHolder<T> && !kIsSharedPointer<T>;
+
 }  // namespace detail
 
 // A module whose gradients are averaged over the ranks of a group while backward computes them:
@@ -229,12 +61,12 @@ class CastArgument {
 //   loss(model(input), target).backward();     // gradients are the same on every rank
 //   sgd.step();
 //
-// Net is a module holder or a shared_ptr to a module. All ranks make it and run it in the same way;
-// what differs is an error with names on every rank, and so is a backward that fails on one. A call
-// is collective where buffers are synchronised: with gradients on, in training mode. `model->` is
-// the module itself, whose calls train this rank alone. A module that has got other parameters
-// since it was wrapped is an error in the next forward: wrap it again. docs/ddp.md has the rules,
-// and what changes for those who come from Python.
+// Net is a module holder or a shared_ptr to a module. All ranks construct and run it in the same
+// way. A difference between ranks, or a backward that fails on one of them, is an error on every
+// rank, with names. A call is collective if it synchronizes buffers: in training mode with
+// gradients enabled. `model->` is the module itself; calling it directly trains this rank alone. If
+// the module's parameters were replaced after wrapping, the next forward throws: wrap it again.
+// docs/reference/ddp.md has the rules and a comparison with Python.
 template <class Module>
 class DistributedDataParallel : public Joinable {
  public:
@@ -243,10 +75,17 @@ class DistributedDataParallel : public Joinable {
                           const DdpOptions& options = {})
       : module_(std::move(module)), core_(module_, std::move(group), options) {}
   // A holder of torch::nn's, such as torch::nn::Linear.
-  template <class Holder>
-    requires requires(Holder& holder) { holder.ptr(); }
+  template <detail::ModuleHolder Holder>
   DistributedDataParallel(Holder holder, ProcessGroup group, const DdpOptions& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
+  // Anything else does not compile.
+  template <detail::NoModulePointer Other>
+  DistributedDataParallel(const Other&, const ProcessGroup& group, const DdpOptions& options = {})
+      : DistributedDataParallel(std::shared_ptr<Module>(), group, options) {
+    static_assert(detail::ModuleHolder<Other>,
+                  "DistributedDataParallel: pass a module holder (TORCH_MODULE) or a "
+                  "std::shared_ptr to a module, not the module itself or a plain pointer");
+  }
 
   // The module's forward. What it returns may be or hold tensors: see convoy/tensors_in.h.
   template <class... Args>
@@ -266,14 +105,15 @@ class DistributedDataParallel : public Joinable {
   Module& operator*() { return *module_; }
   const std::shared_ptr<Module>& module() const { return module_; }
 
-  // While it lives, backward adds to this rank's gradients only. Read when backward runs.
-  Reducer::NoSync no_sync() { return core_.reducer().no_sync(); }
+  // While it lives, backward adds to this rank's gradients only. It counts when backward runs. With
+  // `on` false it does nothing: no_sync(i % 4 != 3) in a loop that accumulates four batches.
+  Reducer::NoSync no_sync(bool on = true) { return core_.reducer().no_sync(on); }
   // Reduces what was accumulated, without a backward. Collective.
   void sync_gradients() { core_.sync_gradients(); }
   // Goes on with another group: see Reducer. Buffers become those of the same rank. kUnsupported
   // with parameter_groups.
   void update_process_group(ProcessGroup group) { core_.update_process_group(std::move(group)); }
-  // Before the first backward, once. Collective.
+  // Call it once, before the first backward. Collective.
   void register_comm_hook(CommHook hook) { core_.reducer().register_comm_hook(std::move(hook)); }
   void register_buffer_hook(BufferHook hook, BufferSync when = BufferSync::kAfterForward) {
     core_.set_buffer_hook(std::move(hook), when);
@@ -350,12 +190,14 @@ class DistributedDataParallel : public Joinable {
   DdpCore core_;
 };
 
-template <class Holder>
-  requires requires(Holder& holder) { holder.ptr(); }
+template <detail::ModuleHolder Holder>
 DistributedDataParallel(Holder, ProcessGroup, const DdpOptions& = {})
     -> DistributedDataParallel<typename Holder::ContainedType>;
 template <class Module>
 DistributedDataParallel(std::shared_ptr<Module>, ProcessGroup,
                         const DdpOptions& = {}) -> DistributedDataParallel<Module>;
+template <detail::NoModulePointer Other>
+DistributedDataParallel(Other, ProcessGroup,
+                        const DdpOptions& = {}) -> DistributedDataParallel<Other>;
 
 }  // namespace convoy

@@ -18,7 +18,7 @@
 //     return step + 1 < kSteps;
 //   });
 //
-// docs/elastic.md tells the rest.
+// See docs/reference/elastic.md.
 namespace convoy::elastic {
 
 // After members have gone or come, on all of them.
@@ -51,7 +51,7 @@ struct Model {
 // Calls step(0), step(1), ... until it returns false; the number of the next step after that. All
 // members make the same steps. When one has died, the others' step throws kPeerLost: they go on
 // without it, and repeat that step. New members begin with the step that the others are at, with
-// their model, states and learning rates. 0 for a process that wanted to join when all was over.
+// their model, states and learning rates. Returns 0 for a process that came to join after the end.
 // Throws what `step` throws otherwise; kTimeout if too few members are left, and if nobody takes
 // this process in. Needs backend "convoy".
 std::uint64_t run(const Model& model, const Options& options,

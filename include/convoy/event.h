@@ -31,7 +31,7 @@ using EventCallback = std::function<void(const Event&)>;
 
 class EventListener;
 
-// Somebody listens while this exists. Movable; an empty one is fine. Thread-safe but for moves.
+// Keeps a listener registered while it exists. Movable; may be empty. Thread-safe except for moves.
 class [[nodiscard]] EventHandle {
  public:
   EventHandle() = default;

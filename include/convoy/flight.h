@@ -6,7 +6,7 @@ namespace convoy {
 
 // The flight record: what this process's groups did last, about 2000 operations. Written always;
 // read from outside by `convoy record`, after a death by `convoy run`, or here. See
-// docs/debugging.md.
+// docs/reference/debugging.md.
 
 // As JSON, in the form of PyTorch's flight recorder. Empty if none is written (CONVOY_FLIGHT=off).
 std::string flight_record();

@@ -4,17 +4,15 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "convoy/call_site.h"
 #include "convoy/event.h"
-#include "convoy/reduce_op.h"
+#include "convoy/group_options.h"
 #include "convoy/store.h"
 #include "convoy/work.h"
 
@@ -26,69 +24,22 @@ namespace convoy {
 
 class Window;
 
-// Options of single calls. A timeout of 0 is the group's own.
-struct CallOptions {
-  std::chrono::milliseconds timeout{0};
-};
-struct ReduceOptions {
-  ReduceOp op = ReduceOp::kSum;
-  double factor = 1;  // of kPremulSum
-  std::chrono::milliseconds timeout{0};
-  Rounding rounding = Rounding::kNone;  // kUnsupported unless ranks share memory, see can_round()
-};
-struct RootOptions {
-  int root = 0;
-  std::chrono::milliseconds timeout{0};
-};
-struct RootReduceOptions {
-  int root = 0;
-  ReduceOp op = ReduceOp::kSum;
-  double factor = 1;
-  std::chrono::milliseconds timeout{0};
-};
-struct SplitsOptions {
-  std::vector<std::int64_t> output_splits = {};  // rows by rank; empty: equal parts
-  std::vector<std::int64_t> input_splits = {};
-  std::chrono::milliseconds timeout{0};
-};
-struct MessageOptions {
-  int tag = 0;
-  std::chrono::milliseconds timeout{0};
-};
-struct SplitOptions {
-  std::string name = {};                 // empty: made from the parent's
-  std::chrono::milliseconds timeout{0};  // of the new group's operations; 0: the parent's
-};
-
-inline constexpr int kAnySource = -1;
-
-// What the object collectives take and give.
-template <class T>
-concept ByteString = std::same_as<T, std::string> || std::same_as<T, std::vector<std::byte>> ||
-                     std::same_as<T, std::vector<std::uint8_t>>;
-
 // Ranks that move tensors together: a value over any c10d::Backend. Copies are the same group,
-// which ends with the last of them. Known to nobody but its holders: torch's global registry is not
-// used.
+// which ends with the last of them. Only its holders know it: torch's registry is not used.
 //
-// Collectives must be called in the same order on all ranks; methods may be called from any thread,
-// but then it is the callers who keep that order. A call returns when it is done, its _async form
+// Collectives must be called in the same order on all ranks; methods are thread-safe, but threads
+// that share a group must agree on that order. A call blocks until it is done; its _async form
 // returns a Work. On backend "convoy" tensors may have any strides. Where a tensor is written,
-// autograd sees a change in place. `where` is for events, records and messages: never written, it
-// is the line of the call. Errors are convoy::Error, and whatever a foreign backend throws;
-// docs/groups.md tells what they leave behind.
+// autograd sees a change in place. `where` is the line of the call, for events, flight records and
+// error texts: leave it out. Errors are convoy::Error, and whatever a foreign backend throws;
+// docs/reference/groups.md says what they leave behind.
 class ProcessGroup {
  public:
-  ProcessGroup() = default;  // no group: nothing but bool and assignment may be used
+  ProcessGroup() = default;  // no group: only bool and assignment may be used
 
-  struct Adopted {
-    std::string name = {};                   // empty: the backend's group name
-    std::shared_ptr<Store> store = nullptr;  // for split and split_by, with fresh keys
-    std::chrono::milliseconds timeout{0};    // 0: the backend's
-  };
+  using Adopted = AdoptOptions;
   // A group on a backend that was made elsewhere: Gloo or NCCL from Python, a plugin, a test's own.
-  static ProcessGroup from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more);
-  static ProcessGroup from(c10::intrusive_ptr<c10d::Backend> backend);
+  static ProcessGroup from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more = {});
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const ProcessGroup&, const ProcessGroup&) = default;  // the same group
@@ -194,8 +145,8 @@ class ProcessGroup {
                          const CallSite& where = CallSite::current()) const;
 
   // --- messages ---
-  // Of equal tags between two ranks in order; nothing else is ordered. A send is done when its
-  // tensor may be used again. recv returns the sender.
+  // Messages with equal tags between two ranks arrive in order; nothing else is ordered. A send is
+  // done when its tensor may be reused. recv returns the sender.
   void send(const at::Tensor& tensor, int target, const MessageOptions& options = {},
             const CallSite& where = CallSite::current()) const;
   Work send_async(const at::Tensor& tensor, int target, const MessageOptions& options = {},
@@ -211,7 +162,7 @@ class ProcessGroup {
   Batch batch() const;
 
   // --- objects ---
-  // Bytes of any number, which differs between ranks. No pickle: what they mean is the caller's.
+  // Byte strings, whose lengths may differ between ranks. Nothing is pickled.
   template <ByteString Bytes>
   std::vector<Bytes> all_gather_object(const Bytes& mine, const CallOptions& options = {},
                                        const CallSite& where = CallSite::current()) const;
@@ -219,7 +170,7 @@ class ProcessGroup {
   template <ByteString Bytes>
   std::vector<Bytes> gather_object(const Bytes& mine, const RootOptions& options = {},
                                    const CallSite& where = CallSite::current()) const;
-  // The root's; what others pass is not used.
+  // Returns the root's object; what other ranks pass is ignored.
   template <ByteString Bytes>
   Bytes broadcast_object(const Bytes& mine, const RootOptions& options = {},
                          const CallSite& where = CallSite::current()) const;
@@ -243,20 +194,20 @@ class ProcessGroup {
   // Collective.
   ProcessGroup split_by(int color, int key = 0, const SplitOptions& options = {}) const;
 
-  // After deaths: a group of those who live, in the order of their ranks. Collective among them:
-  // every one calls it, and they agree on who is left, also if more die meanwhile. This group ends:
-  // what is pending in it fails everywhere. Needs backend "convoy" and a store that lives on.
-  // kTimeout names who did not come. When it returns no process outside of the new group can write
-  // into this one's memory: docs/groups.md.
+  // After deaths: a group of the surviving ranks, in the order of their ranks. Every survivor calls
+  // it; they agree on who is left, even if more ranks die meanwhile. This group ends: its pending
+  // operations fail on all ranks. Needs backend "convoy" and a store that lives on. kTimeout names
+  // who did not come. When it returns no process outside of the new group can write into this one's
+  // memory: docs/reference/groups.md.
   ProcessGroup shrink(const SplitOptions& options = {}) const;
-  // The same for ranks that the caller knows, and without asking who lives: the processes of the
-  // others are killed, lest they write into the survivors' memory later (threads of a survivor's
-  // process are not). To leave ranks out alive, use split(). kPeerLost if one of them dies on the
-  // way.
+  // The same with a given list of survivors. The processes of all other ranks are killed, so that
+  // they cannot write into the survivors' memory later (ranks that are threads of a survivor's
+  // process are not killed). To leave living ranks out, use split(). kPeerLost if one of them dies
+  // on the way.
   ProcessGroup shrink(const std::vector<int>& survivors, const SplitOptions& options = {}) const;
-  // One group of several that share nothing but a store: every rank of each calls it, with how many
-  // they are together. Ranks follow each other as in their groups; groups in the order in which
-  // their ranks 0 come. The old groups go on.
+  // Joins several groups that have only a store in common. Every rank of each group calls it;
+  // `size` is the total number of ranks. Ranks keep the order of their groups; groups are ordered
+  // by the arrival of their ranks 0. The old groups stay usable.
   ProcessGroup merge(const std::shared_ptr<Store>& meeting, int size,
                      const SplitOptions& options = {}) const;
 
@@ -264,17 +215,17 @@ class ProcessGroup {
   // an ordinary one otherwise. Not cleared.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
 
-  // Calls `callback` when an operation of this rank has ended, well or not, on the thread that
-  // ended it and before anybody who waits for it goes on. It must not wait for the group; what it
-  // throws is logged. Until the handle is removed or destroyed. kUnsupported unless the backend is
-  // "convoy" or "mpi".
+  // Calls `callback` when an operation of this rank has ended, with or without an error: on the
+  // thread that ended it, before waiters continue. It must not wait for the group; what it throws
+  // is logged. Calls stop when the handle is removed or destroyed. kUnsupported unless the backend
+  // is "convoy" or "mpi".
   EventHandle on_event(EventCallback callback) const;
 
   // A window on every rank's tensor, which must be of allocate() and contiguous; sizes and types
   // may differ. Collective. Only on backend "convoy": kUnsupported elsewhere.
   Window window(const at::Tensor& tensor, const CallOptions& options = {}) const;
 
-  // Pending and later operations fail on every rank, if the backend can.
+  // Makes pending and later operations fail on every rank, if the backend can.
   void abort() const;
   // Leaves the group, without waiting for others; later operations fail.
   void shutdown() const;
@@ -293,26 +244,6 @@ class ProcessGroup {
   std::shared_ptr<Impl> impl_;
 };
 
-class ProcessGroup::Batch {
- public:
-  Batch& send(const at::Tensor& tensor, int target, int tag = 0);
-  Batch& recv(const at::Tensor& tensor, int source, int tag = 0);
-  // Starts what was collected, and empties the batch.
-  void run(const CallSite& where = CallSite::current());
-  Work start(const CallSite& where = CallSite::current());
-
- private:
-  friend class ProcessGroup;
-  struct Item {
-    bool sends;
-    at::Tensor tensor;
-    int peer;
-    int tag;
-  };
-  explicit Batch(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-  std::shared_ptr<Impl> impl_;
-  std::vector<Item> items_;
-};
-
 }  // namespace convoy
+
+#include "convoy/group_batch.h"  // IWYU pragma: export

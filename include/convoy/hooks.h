@@ -11,7 +11,8 @@ class InputArchive;
 class OutputArchive;
 }  // namespace torch::serialize
 
-// Comm hooks for DistributedDataParallel and Reducer: docs/hooks.md tells which is for what.
+// Comm hooks for DistributedDataParallel and Reducer: docs/reference/hooks.md tells which is for
+// what.
 //
 // Those that keep something between backwards are objects: copies share it, it belongs to one model
 // (parameters are known by their numbers in its reducer), and it survives every change of the

@@ -31,9 +31,9 @@ struct InitOptions {
 };
 
 // The group of all ranks of the job: under torchrun, `convoy run`, mpirun or srun, or of this
-// process alone. Collective. The process's default group: a second call returns the same one if it
-// asks for nothing or for the same, otherwise it is kInvalidArgument. Thread-safe. Throws what
-// rendezvous() and new_group() throw; after a failure it may be called again.
+// process alone. Collective. It becomes the process's default group: a second call returns the same
+// one; kInvalidArgument if it asks for something else. Thread-safe. Throws what rendezvous() and
+// new_group() throw; after a failure it may be called again.
 ProcessGroup init(const InitOptions& options = {});
 
 struct GroupConfig {
@@ -42,24 +42,24 @@ struct GroupConfig {
   std::shared_ptr<Store> store = nullptr;  // nullptr: rendezvous("env://"), rank and size with it
   std::optional<int> rank = {};
   std::optional<int> size = {};
-  // Groups of one store that are made at the same time by several threads need names; ranks pair
-  // their groups of one name, or of none, by the order in which they make them.
+  // Threads that make groups on one store at the same time must name them. Ranks match groups of
+  // equal names by the order in which they make them.
   std::string name = {};
   BackendOptions options = {};
 };
 
 // A group of its own, in no registry. Collective among its ranks. kInvalidArgument for an unknown
-// backend or option, kUnsupported for a backend or device that cannot be had, both before other
-// ranks are met; kTimeout for ranks that do not come. Thread-safe.
+// backend or option, kUnsupported for a backend or device that is not available, both before it
+// contacts other ranks; kTimeout if ranks are missing. Thread-safe.
 //
 // Options of "convoy": threads (of one large operation; 1), read_private (true or false; true),
 // compare_shapes (of the tensors of an operation; true unless CONVOY_COMPARE_SHAPES=0), name (in
 // messages; the group's).
 ProcessGroup new_group(const std::string& backend, const GroupConfig& config = {});
 
-// A group with other members in place of `group`, which ends: what is pending in it fails
-// everywhere. Those who stay call it, newcomers call new_group() with the same store, name and
-// size; the ranks are the callers' to agree upon. `config` must say store, rank, size and name.
+// Replaces `group` by a group with other members. The old group ends: its pending operations fail
+// on all ranks. Remaining members call this; new ones call new_group() with the same store, name
+// and size. The callers agree on the ranks. `config` must have store, rank, size and name.
 // Processes of `group` that are not in the new one are killed, as by ProcessGroup::shrink.
 ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config);
 
@@ -75,8 +75,8 @@ void register_backend(const std::string& name, BackendFactory factory,
 // Sorted.
 std::vector<std::string> backend_names();
 
-// Makes a group this thread's current one until the scope ends, however it ends. Scopes nest, and
-// end in the reverse order of their beginning, on the same thread.
+// Makes a group this thread's current one until the scope ends, also by an exception. Scopes nest,
+// on one thread.
 class [[nodiscard]] GroupScope {
  public:
   explicit GroupScope(ProcessGroup group);

@@ -96,7 +96,7 @@ class Joinable {
 //
 // Several joinables stand in the order in which a step uses them, each once, over one group. Other
 // collectives of that group have no place in the loop. An exception of one rank's loop is an error
-// on all ranks. Optimizers keep what each rank's own steps have made of them. docs/ddp.md has more.
+// on all ranks. Optimizer state stays that of each rank's own steps. See docs/reference/ddp.md.
 template <class Loop>
 void join(std::vector<Joinable*> joinables, Loop&& loop, const JoinOptions& options = {});
 

@@ -8,7 +8,7 @@ namespace convoy {
 
 // Which floating-point types a model computes and communicates with; its parameters stay in their
 // own, mostly f32, outside of forward and backward: optimizers and checkpoints see these. Complex
-// numbers and integers are left alone. docs/ddp.md has the rules.
+// numbers and integers are left alone. docs/reference/ddp.md has the rules.
 struct MixedPrecision {
   // Forward and backward compute with copies of the parameters in this type.
   std::optional<c10::ScalarType> param_dtype = {};

@@ -12,9 +12,9 @@ namespace convoy {
 struct MpiOptions {
   std::string name = "mpi";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of operations, and of making it
-  // Ranks compare what they called before data is touched, and disagreement is an error on all.
-  // Otherwise it is MPI's to notice, or not. Costs a small all-gather for each operation; also
-  // switched on by CONVOY_DEBUG=detail.
+  // Ranks compare their calls before data is touched; a mismatch is an error on all of them.
+  // Without it, a mismatch is undefined behavior of MPI. Costs a small all-gather for each
+  // operation; also switched on by CONVOY_DEBUG=detail.
   bool check = false;
 };
 
@@ -27,8 +27,8 @@ ProcessGroup from_mpi(const void* communicator, std::size_t bytes, const MpiOpti
 }
 
 // A group of the ranks of an MPI communicator, for programs that have their own MPI_Init: on a copy
-// of it, so that messages of the program and of the group do not meet. Collective. The program goes
-// on using MPI as it likes, ends MPI itself, and before that drops the group or no longer uses it.
+// of it, so that messages of the program and of the group do not meet. Collective. The program may
+// use MPI meanwhile, calls MPI_Finalize itself, and must not use the group afterwards.
 //
 // A template, so that this header needs no mpi.h. The communicator must be of the MPI that
 // libconvoy_mpi.so was built with. kUnsupported if that file is not there, or if the program has

@@ -10,7 +10,7 @@
 // by the matching collective, so that the gradient is that of the sum of all ranks' losses.
 //
 // Backward communicates: every rank must run it, through the same of these calls in the same order.
-// A rank whose tensor does not require a gradient, or that leaves a result out of its loss, lets
+// A rank whose tensor does not require a gradient, or that leaves a result out of its loss, makes
 // the others wait until the group's time-out. Twice differentiable. Errors and threads as for
 // ProcessGroup.
 namespace convoy::nn {

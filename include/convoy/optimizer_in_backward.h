@@ -18,10 +18,10 @@ class OutputArchive;
 namespace convoy {
 
 struct OptimizerInBackwardOptions {
-  // Gradients of all groups together are scaled down to this norm; 0: they are not.
+  // Clips the gradients of all groups together to this norm; 0: no clipping.
   double max_norm = 0;
   double norm_type = 2;  // or infinity
-  // A step whose gradients have a norm that is no number is left out, on all ranks.
+  // A step whose gradient norm is NaN or Inf is skipped, on all ranks.
   bool skip_nonfinite = false;
   // false: `.grad` is undefined after backward, and nothing has to be zeroed.
   bool keep_gradients = false;
@@ -33,10 +33,10 @@ struct OptimizerInBackwardOptions {
 //   convoy::OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{.lr = 3e-4}, {.max_norm =
 //   1}); for (...) loss(model(input), target).backward();
 //
-// The result is that of a separate step. It comes after the ranks' verdict on the backward: all of
-// them make it, or none. What no rank has used is left alone, with its state. Backwards inside of
-// no_sync() only accumulate. Parameters in no group keep their gradients for whoever wants them;
-// there may be several of these objects for one reducer, with other parameters each.
+// The result is that of a separate step. It comes after the ranks have agreed on how backward went:
+// all of them step, or none. What no rank has used is left alone, with its state. Backwards inside
+// of no_sync() only accumulate. Parameters in no group keep their gradients. One reducer may have
+// several of these optimizers, for different parameters.
 //
 // Copies are the same optimizer, and the reducer keeps it: it goes on without them. Thread-safety
 // as for Reducer.

@@ -15,7 +15,7 @@
 #include "convoy/slots.h"
 #include "convoy/values.h"
 
-namespace convoy {
+namespace convoy::share {
 
 struct NamedTensor {
   std::string name;
@@ -125,15 +125,15 @@ std::vector<NamedTensor> named_tensors(const T& source) {
 // learner to its actors. T is a module (torch::nn::Linear, a std::shared_ptr of one, or the module
 // itself; its parameters and buffers are published), or a vector or map of tensors.
 //
-//   convoy::Published<Net> weights(net);             // the learner
+//   convoy::share::Published<Net> weights(net);             // the learner
 //   weights.publish(net);                            // after each step
 //   weights.load_into(net);                          // an actor; or without a copy:
 //   const auto now = weights.read();
 //   now["fc.weight"], now.version(), weights.behind(now)
 //
-// A reader gets a whole version, never parts of two, and never makes the writer wait; neither does
-// one that dies. Copies, and what another process gets as an argument or in a message, are the
-// same. All methods but the constructor and assignment may be called from any thread.
+// A reader always sees one complete version. Readers never block the writer, even if they die.
+// Copies, and objects passed to other processes, are the same. All methods but the constructor and
+// assignment may be called from any thread.
 template <class T>
 class Published : public PublishedTensors {
  public:
@@ -151,11 +151,11 @@ class Published : public PublishedTensors {
   static Published open(const at::Tensor& handle) {
     return Published(PublishedTensors::open(handle));
   }
-  void put_values(share::Message& to) const { to.add(handle()); }
-  static Published take_values(share::ValueReader& from) { return open(from.take<at::Tensor>()); }
+  void put_values(Message& to) const { to.add(handle()); }
+  static Published take_values(ValueReader& from) { return open(from.take<at::Tensor>()); }
 
  private:
   explicit Published(PublishedTensors&& tensors) : PublishedTensors(std::move(tensors)) {}
 };
 
-}  // namespace convoy
+}  // namespace convoy::share

@@ -17,31 +17,31 @@
 //   queue.put({tensor, "step", 41});                 // many producers
 //   const auto message = queue.get();                // many consumers
 //
-// Whatever process ends, and however, the others go on. docs/processes.md tells more.
+// If a process dies at any point, the others go on. See docs/reference/processes.md.
 namespace convoy::share {
 
 class ValueReader;
 
 struct QueueOptions {
   std::size_t capacity = 1024;  // items
-  // Of an item in the queue itself, without its tensors. A larger one goes through shared memory.
+  // Bytes reserved for an item, without its tensors. Larger items get shared memory of their own.
   std::size_t item_bytes = 2048;
-  // Private tensors whose storage has at most so many bytes are copied into the queue and out of
-  // it: quicker, but what either side writes then, the other one does not see. 0: all are shared.
+  // Private tensors with at most this many bytes of storage are copied into and out of the queue:
+  // faster, but later writes are not visible to the other side. 0: all tensors are shared.
   std::size_t copy_below = 0;
-  // Of calls without a deadline, in this process and in those that get the queue.
+  // Timeout of calls without a deadline, in all processes that have the queue.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 // A bounded queue of messages, first in, first out, for any number of producers and consumers in
-// any processes. Copies are the same queue. Thread-safe. It lives, with what is in it, as long as
-// any process has it, or is about to get it.
+// any processes. Copies are the same queue. Thread-safe. The queue and its items live as long as
+// any process has it or is being sent it.
 //
-// Tensors are not copied but shared, as by a Channel. What is in the queue stays valid whatever
-// becomes of the process that put it there.
+// Tensors are not copied but shared, as by a Channel. Queued items stay valid even if their
+// producer dies.
 //
-// A process that ends in the middle of put() or get() takes at most the items of that call with
-// it, which is counted (lost()) and logged.
+// A process that dies inside of put() or get() loses at most the items of that call; they are
+// counted (lost()) and logged.
 class Queue : public Shared {
  public:
   Queue() = default;  // no queue
@@ -60,8 +60,9 @@ class Queue : public Shared {
   void put(const Message& message, const Deadline& deadline) const;
   // False: there is no room.
   bool try_put(const Message& message) const;
-  // In order, but not at one go: others may put in between. How many were put: by the deadline, or
-  // before one that could not be (which is thrown when it is the first: call again with the rest).
+  // Puts messages in order; other producers may put in between. Returns how many were put before
+  // the deadline, or before the first message that cannot be put. If that is the very first one,
+  // its error is thrown.
   std::size_t put_many(const std::vector<Message>& messages, const Deadline& deadline) const;
 
   // Waits for a message. kTimeout. kPeerLost: the queue is closed, and nothing is left in it.
@@ -69,15 +70,15 @@ class Queue : public Shared {
   Message get(const Deadline& deadline) const;
   // nullopt: nothing is there.
   std::optional<Message> try_get() const;
-  // All that are there, `most` at most; waits for one. Empty: none came by the deadline. One that
-  // cannot be received is counted (lost()) and left out.
+  // Returns the waiting messages, at most `most`; waits until there is one. Empty at the deadline.
+  // A message that cannot be received is counted (lost()) and left out.
   std::vector<Message> get_many(std::size_t most, const Deadline& deadline) const;
-  // The message must be one tensor; kInvalidArgument if it is something else, which is then gone.
+  // The message must be one tensor. Otherwise kInvalidArgument, and the message is consumed.
   at::Tensor get_tensor() const;
   at::Tensor get_tensor(const Deadline& deadline) const;
 
-  // For all processes: nothing can be put any more, and who waits hears of it. What is in it can
-  // still be taken.
+  // Closes the queue for all processes: put() fails and waiters wake up. Queued items can still be
+  // taken.
   void close() const;
   bool closed() const;
 
@@ -85,7 +86,7 @@ class Queue : public Shared {
     std::uint64_t items = 0;
     std::string latest;  // "pid 12 ended with item 7 of pid 9 in its hands"
   };
-  // Of all processes, since the queue was made. Looks for processes that have ended.
+  // Losses of all processes since the queue was made. Checks for dead processes first.
   Losses lost() const;
 
   // For arguments of processes: convoy/values.h.
@@ -103,18 +104,17 @@ class Event : public Shared {
   bool is_set() const;
   void set() const;  // wakes all that wait
   void clear() const;
-  // False: it was not set by the deadline. One that was set and cleared again while this waited
-  // counts.
+  // False at the deadline. An event that was set and cleared again during the wait counts as set.
   bool wait(const Deadline& deadline) const;
 
   void put_values(Message& to) const { to.add(*this); }
   static Event take_values(ValueReader& from);
 };
 
-// So many threads, in any processes, wait for each other, again and again.
+// A reusable barrier for a fixed number of threads in any processes.
 //
-// A process that has it and ends without letting go of it breaks it: who waits then, or comes
-// later, gets kPeerLost, until reset().
+// A process that dies while it has the barrier breaks it: current and later waiters get kPeerLost,
+// until reset().
 class Barrier : public Shared {
  public:
   Barrier() = default;  // no barrier
@@ -124,18 +124,18 @@ class Barrier : public Shared {
 
   std::size_t parties() const;
   std::size_t waiting() const;
-  // 0 for the last one that came, else how many others were there before it and it. kTimeout: this
-  // one does not wait any more; the others still do. kPeerLost: it is broken.
+  // Returns 0 for the last thread to arrive, else its arrival number from 1. kTimeout: this thread
+  // no longer counts as waiting; the others go on waiting. kPeerLost: the barrier is broken.
   std::size_t wait(const Deadline& deadline) const;
-  // Who waits gets kPeerLost; after that it is as new.
+  // Fails current waiters with kPeerLost and resets the barrier.
   void reset() const;
 
   void put_values(Message& to) const { to.add(*this); }
   static Barrier take_values(ValueReader& from);
 };
 
-// A mutex between processes. It belongs to the thread that took it. If that ends while it has it,
-// or its process does, the next one gets it and is told.
+// A robust mutex between processes, owned by the thread that locked it. If that thread or its
+// process ends, the next one gets the lock and is told so.
 class Lock : public Shared {
  public:
   enum class Taken {
@@ -157,10 +157,10 @@ class Lock : public Shared {
   static Lock take_values(ValueReader& from);
 };
 
-// Makes an object known by a name to the processes of this user, as long as this process has it: in
-// the folder $CONVOY_SHARE_FOLDER/convoy-<uid> (0700; /dev/shm by
-// default). Names of the dead are removed. kInvalidArgument for a name that is taken, or that is
-// empty, too long or has a slash.
+// Publishes an object under a name for processes of this user, as long as this process has it: in
+// the folder $CONVOY_SHARE_FOLDER/convoy-<uid> (0700; /dev/shm by default). Names of dead processes
+// are removed. kInvalidArgument for a name that is taken, or that is empty, too long or has a
+// slash.
 void offer(const Shared& object, const std::string& name);
 // Waits until somebody offers it. kTimeout. Queue(open("jobs", deadline)).
 Shared open(const std::string& name, const Deadline& deadline);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include <chrono>
 #include <cstddef>
@@ -9,158 +8,22 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "convoy/ddp_options.h"
 #include "convoy/ddp_stats.h"
+#include "convoy/grad_bucket.h"
 #include "convoy/group.h"
 #include "convoy/join.h"
-#include "convoy/work.h"
 
 namespace convoy {
 
-// How the gradients of all ranks become one.
-class GradReduce {
- public:
-  static const GradReduce kMean;
-  static const GradReduce kSum;
-  // Sum of samples * gradient over sum of samples: the gradient of the mean over all samples, if
-  // each rank's loss is the mean over its own. Set it before each backward: Reducer::set_reduce().
-  // 0 samples add nothing; none on all ranks is kInvalidArgument in that backward.
-  static constexpr GradReduce weighted(double samples) { return {Kind::kWeighted, samples}; }
-
-  enum class Kind : std::uint8_t { kMean, kSum, kWeighted };
-  constexpr Kind kind() const { return kind_; }
-  constexpr double samples() const { return samples_; }
-
- private:
-  constexpr GradReduce(Kind kind, double samples) : kind_(kind), samples_(samples) {}
-
-  Kind kind_;
-  double samples_;
-};
-inline constexpr GradReduce GradReduce::kMean{Kind::kMean, 1};
-inline constexpr GradReduce GradReduce::kSum{Kind::kSum, 1};
-
-// Gradients that travel together, as a comm hook sees them: complete, not divided. Cheap to copy;
-// valid until the backward ends.
-class GradBucket {
- public:
-  // Buckets are numbered in the order in which hooks are called: the same on all ranks, and the
-  // same at every step until the layout changes (parameters frozen or thawed, another group).
-  std::size_t index() const { return index_; }
-  std::size_t count() const { return count_; }
-  // Number of this backward among all that this reducer reduced, also those that failed: 1, 2, ...,
-  // the same on all ranks.
-  std::uint64_t backward() const { return backward_; }
-  // No bucket after it goes through the hook in this backward. (In the one that notices thawed
-  // parameters, those follow in buckets of their own.)
-  bool is_last() const { return is_last_; }
-  // All gradients one after the other: 1-D, contiguous.
-  const at::Tensor& buffer() const { return buffer_; }
-  // By parameter, as it is shaped and strided, in the buffer's memory.
-  std::vector<at::Tensor> gradients() const;
-  const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  // Their numbers in the reducer: what a hook keeps by parameter survives a change of layout.
-  const std::vector<std::size_t>& indices() const { return indices_; }
-  // The group for this hook's operations. It is the hook's own: a hook that fails on one rank does
-  // not leave the others waiting. What is done on another group has no such protection.
-  const ProcessGroup& group() const { return group_; }
-  // The same bucket with other contents, for a hook that wraps another. As many elements.
-  GradBucket with(at::Tensor buffer) const;
-
- private:
-  friend struct BucketAccess;
-
-  std::size_t index_ = 0, count_ = 1;
-  std::uint64_t backward_ = 1;
-  bool is_last_ = true;
-  at::Tensor buffer_;
-  std::vector<at::Tensor> slots_;
-  std::vector<at::Tensor> parameters_;
-  std::vector<std::size_t> indices_;
-  ProcessGroup group_;
-};
-
-// What a comm hook returns: the reduced buffer, now or later.
-class HookResult {
- public:
-  HookResult(at::Tensor result);  // NOLINT(google-explicit-constructor): return bucket.buffer();
-  // When the work is done, this tensor holds the result.
-  HookResult(Work work, at::Tensor result);
-  // When the work is done, `finish` gives the result. It is called once, in the backward's thread,
-  // in the order of the buckets.
-  HookResult(Work work, std::function<at::Tensor()> finish);
-  // Of a tensor, or of a list that begins with one.
-  HookResult(
-      c10::intrusive_ptr<c10::ivalue::Future> future);  // NOLINT(google-explicit-constructor)
-
-  // One more step, after the others.
-  HookResult then(std::function<at::Tensor(at::Tensor)> step) &&;
-  // Blocks. Once.
-  at::Tensor wait();
-
- private:
-  std::function<at::Tensor()> finish_;
-};
-
-// Called once for each bucket, in their order, in the backward's thread. What it returns must have
-// the buffer's number of elements and type; it replaces the gradients as it is: nothing is divided.
-// An exception fails this backward on every rank.
-using CommHook = std::function<HookResult(const GradBucket&)>;
-
-// Takes the gradients of some parameters when they have been reduced, in place of `.grad`; an
-// optimizer, for example. See Reducer::register_consumer().
-struct GradConsumer {
-  std::vector<bool> takes;  // by number of the parameter; what is beyond its end is not taken
-  bool keeps = false;       // gradients become `.grad` all the same; otherwise that is undefined
-  // Called at the end of each backward that went well on all ranks, with all its buckets and with
-  // the parameters that some rank has used: gradients of others have no meaning. Must do the same
-  // on all ranks. If it throws, the group is aborted.
-  std::function<void(const std::vector<GradBucket>& buckets, const std::vector<bool>& used)>
-      function;
-};
-
-// When buckets travel: as soon as they are complete, or at the end of backward. kAuto: early, if
-// this host has cores that do not compute.
-enum class BucketLaunch { kAuto, kEarly, kLate };
-
-// Gradients with values that are infinite or no numbers, which are looked for before they are
-// reduced: kRaise is an error in that backward, on all ranks, with rank and parameter. kSkip drops
-// all gradients of that backward, on all ranks: they are undefined, and optimizers leave the model
-// as it is; Reducer::skipped() tells.
-enum class NonFinite { kIgnore, kRaise, kSkip };
-
-struct ReducerOptions {
-  // Gradients travel in buckets of about this size. Unset: 25, but the first 1, so that it starts
-  // early. A list gives a cap to each bucket; its last repeats.
-  std::optional<double> bucket_cap_mb = {};
-  std::vector<double> bucket_cap_mb_list = {};
-  // Look before each backward which parameters its outputs reach, so that others do not hold up
-  // their bucket; what no rank has used keeps its gradient as it was.
-  bool find_unused_parameters = false;
-  // The graph never changes: what the first backward does not use is never used.
-  bool static_graph = false;
-  // Gradients live in the buckets. false: they are copied in and out, and need twice the memory.
-  bool gradient_as_bucket_view = true;
-  // Buckets that no rank uses do not travel. One small collective more at the start of a backward.
-  bool skip_all_reduce_unused_params = false;
-  GradReduce reduce = GradReduce::kMean;
-  BucketLaunch launch = BucketLaunch::kAuto;
-  NonFinite nonfinite = NonFinite::kIgnore;
-  // In every so many backwards, ranks compare their parameters; a difference is an error on all of
-  // them, which names the first parameter and the ranks. 0: never, but with CONVOY_DEBUG=detail
-  // 100.
-  std::uint64_t check_replicas_every = 0;
-  // Floating-point gradients travel in this type, whatever theirs is; `.grad` becomes the
-  // parameters' own type.
-  std::optional<at::ScalarType> reduce_dtype = {};
-  std::vector<std::string> names = {};       // of the parameters; empty: their numbers
-  std::vector<std::size_t> sparse = {};      // parameters whose gradients are sparse
-  std::vector<std::size_t> delayed = {};     // these travel last, in buckets of their own
-  std::vector<std::string> must_agree = {};  // what else has to be equal on all ranks
-  std::string error = {};                    // not empty: construction throws this, on all ranks
+// What a Reducer is told of its parameters beyond the tensors.
+struct ParameterTraits {
+  std::vector<std::string> names = {};    // empty: their numbers
+  std::vector<std::size_t> sparse = {};   // whose gradients are sparse
+  std::vector<std::size_t> delayed = {};  // that travel last, in buckets of their own
 };
 
 struct ReducerStats {
@@ -192,7 +55,8 @@ class Reducer : public Joinable {
   // Collective: ranks compare what they were given, and throw kInvalidArgument on every rank if it
   // differs, naming the first difference. Parameters may be frozen and thawed later, on all ranks
   // alike. Values are not changed: see broadcast_coalesced().
-  Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options = {});
+  Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, const DdpOptions& options = {},
+          const ParameterTraits& traits = {});
   ~Reducer() override;  // takes its hooks off the parameters; gradients stay where they are
   Reducer(Reducer&&) noexcept;
   Reducer& operator=(Reducer&&) noexcept;
@@ -208,24 +72,26 @@ class Reducer : public Joinable {
   std::vector<at::Tensor> prepare_for_backward(at::TensorList outputs,
                                                Forward forward = Forward::kInStep);
 
-  // While one of these lives, backward only adds to this rank's gradients. Read when backward runs.
+  // While one of these lives, backward only adds to this rank's gradients. It counts when backward
+  // runs. With `on` false it does nothing: no_sync(i % 4 != 3) in a loop that accumulates four
+  // batches.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(Reducer& reducer);
+    explicit NoSync(Reducer& reducer, bool on = true);
     ~NoSync();
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    std::shared_ptr<Impl> impl_;
+    std::shared_ptr<Impl> impl_;  // nullptr: it does nothing
   };
-  NoSync no_sync() { return NoSync(*this); }
+  NoSync no_sync(bool on = true) { return NoSync(*this, on); }
   bool is_paused() const;  // inside of such a scope
   // Reduces what was accumulated, without a backward. Collective.
   void sync_gradients();
 
-  // Before the first backward, once. Collective. kInvalidArgument for nullptr, and with another
-  // GradReduce than kMean: what gradients become is then the hook's.
+  // Call it once, before the first backward. Collective. kInvalidArgument for nullptr, and with
+  // another GradReduce than kMean: what gradients become is then the hook's.
   void register_comm_hook(CommHook hook);
   // As the option; before the first backward that is reduced, on all ranks: kInvalidArgument
   // afterwards. find_unused_parameters is then without effect.
@@ -281,6 +147,7 @@ class Reducer : public Joinable {
 
  private:
   friend struct ReducerAccess;
+  explicit Reducer(std::shared_ptr<Impl> impl);
 
   // Shared with the hooks and graphs that outlive the reducer, which find it closed.
   std::shared_ptr<Impl> impl_;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "convoy/fields.h"
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
 
@@ -35,7 +36,13 @@ Module make_module(Arguments... arguments) {
 
 using ModuleState = std::map<std::string, at::Tensor>;
 // What all modules have to call.
-std::map<std::string, RRef<at::Tensor>> module_parameters(torch::nn::Module& module);
+struct NamedParameter {
+  std::string name;
+  RRef<at::Tensor> parameter;
+  CONVOY_FIELDS(name, parameter)
+};
+// In the module's order.
+std::vector<NamedParameter> module_parameters(torch::nn::Module& module);
 void module_train(torch::nn::Module& module, bool on);
 ModuleState module_state(torch::nn::Module& module);
 void load_module(torch::nn::Module& module, const ModuleState& state);
@@ -72,11 +79,14 @@ class RemoteModule {
 
   // References to its parameters, at their owner, also those of its modules.
   std::map<std::string, RRef<at::Tensor>> named_parameters() const {
-    return module_.template rpc_sync<rpc::detail::module_parameters>();
+    std::map<std::string, RRef<at::Tensor>> all;
+    for (auto& each : in_order()) all.emplace(std::move(each.name), std::move(each.parameter));
+    return all;
   }
+  // In the module's order.
   std::vector<RRef<at::Tensor>> parameters() const {
     std::vector<RRef<at::Tensor>> all;
-    for (auto& [name, parameter] : named_parameters()) all.push_back(parameter);
+    for (auto& each : in_order()) all.push_back(std::move(each.parameter));
     return all;
   }
 
@@ -93,6 +103,8 @@ class RemoteModule {
   const RRef<M>& reference() const { return module_; }
 
  private:
+  auto in_order() const { return module_.template rpc_sync<rpc::detail::module_parameters>(); }
+
   RRef<M> module_;
 };
 

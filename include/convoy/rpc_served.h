@@ -10,6 +10,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "convoy/detail/rpc_signature.h"
 #include "convoy/rpc_values.h"
 
 // What the callee of a call has: the call itself, and values that references refer to. For
@@ -87,6 +88,7 @@ class ServedCall {
   ValueSource& arguments_;
   const MessagePeer& peer_;
   const std::uint32_t flags_;
+  std::shared_ptr<HeldValue> object_;  // if it was there at once
   std::shared_ptr<Needs> needs_;
 };
 
@@ -177,15 +179,18 @@ C& object_in(HeldValue& held) {
     return *static_cast<C*>(exact);
   const HeldValue::Object object = held.object();
   if (!object.pointer) fail_object(nullptr, typeid(C));
-  // Where the base is in an object of that type.
+  // Where the base is in an object of that type that is held as this one: by another base of it, it
+  // is elsewhere.
   thread_local const std::type_info* last = nullptr;
+  thread_local const std::type_info* last_held = nullptr;
   thread_local std::ptrdiff_t offset = 0;
-  if (last != object.type) {
+  if (last != object.type || last_held != &held.type()) {
     try {
       held.throw_pointer();
     } catch (C* base) {  // NOLINT(misc-throw-by-value-catch-by-reference)
       offset = reinterpret_cast<std::byte*>(base) - static_cast<std::byte*>(object.pointer);
       last = object.type;
+      last_held = &held.type();
     } catch (...) {
       fail_object(object.type, typeid(C));
     }

@@ -23,7 +23,8 @@
 //   auto copy = weights.to_here();
 //   auto& here = weights.local_value();                      // at the owner
 //
-// The value lives at its owner as long as a reference to it is anywhere. docs/rref.md is the guide.
+// The value lives at its owner as long as any worker has a reference to it. See
+// docs/reference/rref.md.
 namespace convoy::rpc {
 
 template <class T>
@@ -33,10 +34,11 @@ namespace detail {
 [[noreturn]] void fail_backward_of_user(const RRefHandle& handle);
 }
 
-// A reference. Copies are the same; it may be an argument or a result of calls, and in containers
-// and structs of them. It may outlive its session, and does not keep it. Thread-safe.
+// A counted reference to a value on another worker. Copies are the same reference. It may be an
+// argument or a result of calls, also in containers and structs. It may outlive its session, and
+// does not keep it. Thread-safe.
 //
-// Whatever needs the value throws what its creation threw, kPeerLost when its owner is gone, and
+// Every use of the value throws what its creation threw, kPeerLost when its owner is gone, and
 // kInvalidArgument ("deleted") when the session has ended.
 template <class T>
 class RRef {
@@ -131,7 +133,17 @@ class RRefTarget {
   RRefTarget(detail::RRefHandle handle, const CallOptions& options)
       : handle_(std::move(handle)), options_(options) {}
 
-  T to_here() const { return to_here_async().wait(); }
+  T to_here() const {
+    if (detail::is_owner(handle_)) return to_here_async().wait();
+    static_assert(detail::is_passable<detail::Stored<T>>(),
+                  "to_here: a value of this type cannot be passed; call functions on it instead");
+    const auto session = detail::session_of(handle_);
+    detail::FutureState<T> state;
+    detail::fetch(session, handle_, state, nullptr, detail::type_number<detail::Stored<T>>(),
+                  options_);
+    detail::wait_for_call(*session, state);
+    if constexpr (!std::is_void_v<T>) return T(std::move(state.value()));
+  }
   Future<T> to_here_async() const {
     static_assert(detail::is_passable<detail::Stored<T>>(),
                   "to_here: a value of this type cannot be passed; call functions on it instead");
@@ -150,7 +162,8 @@ class RRefTarget {
         result.end_with(static_cast<detail::HeldValueOf<detail::Stored<T>>&>(held).value);
       });
     } else {
-      detail::fetch(session, handle_, state, detail::type_number<detail::Stored<T>>(), options_);
+      detail::fetch(session, handle_, *state, state, detail::type_number<detail::Stored<T>>(),
+                    options_);
     }
     return Future<T>(std::move(state));
   }

@@ -26,10 +26,10 @@ struct ShardedOptimizerOptions {
   // BucketLaunch), and unless all gradients have to be looked at first, each is updated while
   // backward goes on.
   bool in_backward = false;
-  // Gradients of all groups together are scaled down to this norm; 0: they are not.
+  // Clips the gradients of all groups together to this norm; 0: no clipping.
   double max_norm = 0;
   double norm_type = 2;  // or infinity
-  // A step whose gradients have a norm that is no number is left out, on all ranks.
+  // A step whose gradient norm is NaN or Inf is skipped, on all ranks.
   bool skip_nonfinite = false;
 };
 
@@ -144,7 +144,7 @@ struct OptionsOf<torch::optim::RMSprop> {
 };
 }  // namespace detail
 
-// An optimizer of which each rank keeps and does its part (ZeRO, stage 1): a rank adds up the
+// An optimizer whose state and work are divided among the ranks (ZeRO, stage 1): a rank sums the
 // gradients of its part over all ranks, updates it, and writes the result into the parameters of
 // all of them. State is divided by the number of ranks, and so is the time of the update.
 //
@@ -160,8 +160,9 @@ struct OptionsOf<torch::optim::RMSprop> {
 // ShardedOptimizer<torch::optim::AdamW>, with the options of that one; schedulers and you may
 // change them between steps, on all ranks alike. The result is, to the bit, that of
 // OptimizerInBackward. Parameters move into memory that the ranks share, where there is such.
-// Between backward() and step() `.grad` is still this rank's own. docs/sharded_optimizer.md has
-// more. Thread-safety as for Reducer; it does not outlive its reducer usefully.
+// Between backward() and step() `.grad` is still this rank's own. See
+// docs/reference/sharded_optimizer.md. Thread-safety as for Reducer; it is of no use without its
+// reducer.
 template <class Opt = OptimizerRule>
 class ShardedOptimizer : public ShardedOptimizerBase {
  public:

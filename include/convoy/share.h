@@ -22,7 +22,7 @@
 //   a.send(tensor);                                  // its storage becomes shared memory, in place
 //   const at::Tensor same = b.receive();             // the same bytes
 //
-// docs/sharing.md tells how long memory lives.
+// docs/reference/sharing.md tells how long memory lives.
 namespace convoy::share {
 
 // --- Memory -----------------------------------------------------------------------------------
@@ -47,14 +47,14 @@ at::Tensor share_memory_(const at::Tensor& tensor);
 // All of its memory is shared memory of this library's: of this module's, or a group's.
 bool is_shared(const at::Tensor& tensor);
 
-// A tensor as bytes that any process of this user on this host can turn into the tensor, once; they
-// may travel any way. The tensor's memory stays until they were turned, or until this process ends:
-// bytes that are thrown away hold memory. Throws as send().
+// Encodes a tensor as bytes, which any process of this user on this host can decode, once. They may
+// travel any way. The memory is kept until they are decoded or this process ends: bytes that are
+// thrown away keep it. Throws as send().
 std::string to_bytes(const at::Tensor& tensor);
-// kPeerLost if the memory is gone: its owner has ended, or the bytes were turned before.
+// kPeerLost if the memory is gone: its owner has ended, or the bytes were decoded before.
 at::Tensor from_bytes(std::string_view bytes);
 
-// Gives memory for shared tensors that is not in use back to the system; the bytes.
+// Returns unused memory for shared tensors to the system; returns the number of bytes.
 std::size_t trim();
 
 struct Usage {
@@ -86,8 +86,8 @@ class Shared {
 
   Shared() = default;  // nothing
   explicit Shared(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  // Takes over descriptors that are duplicates of what descriptors() says in another process, which
-  // has passed them on or let this one inherit them; also when it throws. kInvalidArgument.
+  // Takes ownership of descriptors, also when it throws: duplicates of what descriptors() returned
+  // in another process, inherited or passed over a socket. kInvalidArgument.
   static Shared adopt(const std::vector<int>& descriptors);
   std::vector<int> descriptors() const;  // they stay this object's
 
@@ -104,7 +104,7 @@ class Shared {
 using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string, Bytes,
                            at::Tensor, PythonObject, Shared>;
 
-// What is sent at one go. A value.
+// What one send() carries. A value.
 class Message {
  public:
   Message() = default;
@@ -149,10 +149,10 @@ class Channel {
   static Channel adopt(int descriptor, const ChannelOptions& options = {});
   explicit operator bool() const { return impl_ != nullptr; }
 
-  // Blocks only while much that was sent before waits to be received. Private tensors become shared
-  // ones. kTimeout: nothing was sent. kPeerLost: the other side is closed or its process has ended.
-  // kInvalidArgument: a tensor that is the result of a computation and requires a gradient, or
-  // an undefined one. kUnsupported: a tensor of a kind that cannot be shared. kResource.
+  // Blocks only while the channel is full. Private tensors become shared ones. kTimeout: nothing
+  // was sent. kPeerLost: the other side is closed or its process has ended. kInvalidArgument: a
+  // tensor that is the result of a computation and requires a gradient, or an undefined one.
+  // kUnsupported: a tensor of a kind that cannot be shared. kResource.
   void send(const at::Tensor& tensor) const;
   void send(const Message& message) const;
   void send(const Message& message, const Deadline& deadline) const;
@@ -167,10 +167,10 @@ class Channel {
   // nullopt: nothing is there yet.
   std::optional<Message> try_receive() const;
 
-  // Ends the channel: the other side hears of it, and so do calls that wait here.
+  // Closes the channel; wakes up the peer and the calls that wait here.
   void close() const;
-  // Gives the descriptor of an end that was not used yet away, for another process (inherited, or
-  // passed over a socket). This object is closed then. kInvalidArgument.
+  // Gives away the descriptor of an unused end, to be inherited by or passed to another process.
+  // This object is closed then. kInvalidArgument.
   int release() const;
 
  private:
@@ -188,8 +188,8 @@ class Channel {
 // Two ends: for threads, or for processes of which one gets an end by release() and adopt().
 std::pair<Channel, Channel> channel(const ChannelOptions& options = {});
 
-// Waits for processes of this user that connect(). Movable; thread-safe but for moves. The path is
-// removed by the destructor.
+// Accepts connections from processes of this user. Movable; thread-safe except for moves. The path
+// is removed by the destructor.
 class ChannelListener {
  public:
   ChannelListener(ChannelListener&&) noexcept;
@@ -197,7 +197,7 @@ class ChannelListener {
   ~ChannelListener();
 
   const std::string& path() const;
-  // The next that connects; one of another user is refused, with a warning in the log. kTimeout.
+  // The next connection; other users are refused, with a warning in the log. kTimeout.
   Channel accept(const Deadline& deadline, const ChannelOptions& options = {}) const;
 
  private:

@@ -13,7 +13,7 @@
 #include "convoy/deadline.h"
 #include "convoy/values.h"
 
-namespace convoy {
+namespace convoy::share {
 
 // A tensor that is to be: what lies in each slot, or in each version of what is published.
 struct TensorSpec {
@@ -54,18 +54,18 @@ class Slot {
 
 // Slots of tensors in shared memory, allocated once, which actors fill and a learner reads:
 //
-//   const convoy::Slots slots(16, {{"states", {64, 4}}, {"rewards", {64}}});
+//   const convoy::share::Slots slots(16, {{"states", {64, 4}}, {"rewards", {64}}});
 //   while (auto slot = slots.fill(deadline)) {               // in an actor
 //     slot["states"].copy_(states);
 //     slot.commit();
 //   }
 //   while (auto slot = slots.next(deadline)) train(slot["states"], slot["rewards"]);
 //
-// Copies, and what another process gets as an argument or in a message, are the same slots.
-// Several processes may fill, several may read. A process that dies takes nothing with it: what it
-// was filling is free again, what it was reading is ready again (each with a line in the log and in
-// counts()). Slots are read in the order in which they were committed. All methods but the
-// constructor and assignment may be called from any thread.
+// Copies, and what another process gets as an argument or in a message, are the same slots. Several
+// processes may fill, several may read. If a process dies, the slot that it was filling becomes
+// free, and the slot that it was reading becomes ready again (logged, and counted in counts()).
+// Slots are read in the order in which they were committed. All methods but the constructor and
+// assignment may be called from any thread.
 class Slots {
  public:
   Slots() = default;  // none
@@ -80,7 +80,7 @@ class Slots {
   Slot next(const Deadline& deadline) const;
   Slot try_next() const;
 
-  // Nobody shall fill any more; who waits for a free slot, here or elsewhere, is told so.
+  // No more slots can be filled; processes that wait for a free slot wake up.
   void close() const;
   bool closed() const;
 
@@ -100,8 +100,8 @@ class Slots {
   // How they travel: a tensor stands for them in a message.
   at::Tensor handle() const;
   static Slots open(const at::Tensor& handle);  // kInvalidArgument
-  void put_values(share::Message& to) const { to.add(handle()); }
-  static Slots take_values(share::ValueReader& from) { return open(from.take<at::Tensor>()); }
+  void put_values(Message& to) const { to.add(handle()); }
+  static Slots take_values(ValueReader& from) { return open(from.take<at::Tensor>()); }
 
  private:
   friend class Slot;
@@ -112,4 +112,4 @@ class Slots {
   std::shared_ptr<Impl> impl_;
 };
 
-}  // namespace convoy
+}  // namespace convoy::share

@@ -25,8 +25,8 @@
 //     actors.join(std::chrono::minutes(10));
 //   }
 //
-// The program is executed again, never merely forked: libtorch's threads do not survive a fork.
-// docs/processes.md tells the rest.
+// The program is executed again, never merely forked: libtorch's threads do not survive a fork. See
+// docs/reference/processes.md.
 namespace convoy {
 
 // Belongs at the top of main, in every program that spawns. In a spawned process it runs the
@@ -56,8 +56,8 @@ struct ProcessFailure {
 // Processes that were spawned together. Movable. The destructor kills those that still run. Not
 // thread-safe.
 //
-// If this process ends, however it does, they are killed, and so are the processes that they have
-// started, those in other process groups or sessions excepted unless they were spawned.
+// If this process ends, for whatever reason, they are killed, with the processes that they have
+// started (except those in other process groups or sessions that were not spawned).
 class Processes {
  public:
   Processes() = default;  // none
@@ -73,16 +73,12 @@ class Processes {
   // terminated as by terminate(), and the first failure is thrown, each time: kRemote with the text
   // of its exception, kPeerLost with its exit code or signal; failures() has the parts.
   bool join(const Deadline& deadline);
-  template <class Rep, class Period>
-  bool join(std::chrono::duration<Rep, Period> timeout) {
-    return join(Deadline::after(timeout));
-  }
 
-  // Those that have failed until now and were not ended by us, by index. Does not wait.
+  // Processes that have failed so far, by index, without those that we ended. Does not wait.
   std::vector<ProcessFailure> failures();
   // Starts one again, with the arguments of the beginning; kills it if it runs.
   void restart(int index);
-  // Starts those again that have failed; what became of them.
+  // Restarts the failed processes; returns how they had failed.
   std::vector<ProcessFailure> restart_failed();
 
   // SIGTERM, and SIGKILL to what still runs after `grace`; all of them have ended then.

@@ -21,7 +21,7 @@ namespace convoy {
 // when the server is gone, kResource when a limit of the server is hit (nothing was changed),
 // kInvalidArgument for a call that makes no sense, kUnsupported in a forked child of the process
 // that made the object. Methods without a Deadline only wait for the server's answer, at most
-// timeout(). A deadline that has passed is enough for what is there already.
+// timeout(). A call that need not wait succeeds even if its deadline has passed.
 class Store {
  public:
   // A value and the number of its last change. The store numbers all its changes, so a key that is

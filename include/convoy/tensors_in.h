@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-// Finding the tensors in whatever a module returns: tensors, vectors, arrays, maps, pairs, tuples,
+// Finds the tensors in what a module returns: tensors, vectors, arrays, maps, pairs, tuples,
 // variants, optionals and pointers of them, also nested, and types of your own that say where
 // theirs are:
 //

@@ -11,17 +11,16 @@
 namespace convoy {
 
 // A tensor of every rank that all ranks of the host read and write in place, when they like: made
-// by ProcessGroup::window(). Copies are the same window; with the last of them, and of the tensors
-// that at() gave, this rank leaves it. Thread-safe.
+// by ProcessGroup::window(). Copies share the window. This rank leaves it when the last copy and
+// the last tensor from at() are gone. Thread-safe.
 //
 //   const auto window = group.window(group.allocate({1024}));
 //   window.put(right, border);            // into its memory; it does nothing for that
 //   window.signal(right);
 //   window.wait_signal(left, Deadline::after(10s));   // what it put before is there
 //
-// Nothing but fence() and signal() orders what ranks do: two that write one place at the same time
-// leave either's bytes. The memory is shared on purpose: also a forked child's writes are seen by
-// all.
+// Only fence() and signal() order accesses: concurrent writes to the same place are a race. Writes
+// of a forked child are visible to all ranks, too.
 class Window {
  public:
   Window() = default;  // no window

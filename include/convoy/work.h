@@ -3,9 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
+#include <exception>
 #include <functional>
 #include <vector>
+
+#include "convoy/deadline.h"
 
 namespace c10d {
 class Work;
@@ -30,7 +32,7 @@ class [[nodiscard]] Work {
   // turn and nobody runs it yet, it runs right here.
   void wait() const;
   // The same with a limit of the caller's: kTimeout if it passes first; the operation goes on.
-  void wait(std::chrono::milliseconds limit) const;
+  void wait(const Deadline& deadline) const;
   // True when it has ended, well or not.
   bool done() const;
   // Its error; nullptr while it is under way, and after success.

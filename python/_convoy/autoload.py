@@ -32,6 +32,12 @@ def _register() -> None:
         _rendezvous_handlers["env"] = _meet_by_environment(_rendezvous_handlers["env"])
     # A list: of a string, torch would take the letters for devices.
     dist.Backend.register_backend("convoy", _create, extended_api=True, devices=["cpu"])
+    import torch.distributed.rpc  # torch itself has loaded it
+
+    if torch.distributed.rpc.is_available():
+        from _convoy import torch_rpc
+
+        torch_rpc.register()
 
 
 def _create(options, pg_options):

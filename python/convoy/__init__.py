@@ -3,7 +3,7 @@
     import convoy, torch.distributed as dist
     dist.init_process_group("convoy")
 
-docs/python.md tells the rest.
+docs/reference/python.md tells the rest.
 """
 
 import atexit
@@ -24,7 +24,7 @@ if not _dist.is_available():
 
 from torch.distributed import _dist2
 
-from convoy import _C, _groups
+from convoy import _C, _groups, rpc
 from convoy._C import (ConvoyBackend, GradBucket, Options, Window, allocator_stats, install_allocator,
                        is_allocator_installed, launcher_store, trim_allocator, uninstall_allocator,
                        write_flight_record)
@@ -48,7 +48,7 @@ __all__ = ["Barrier", "Channel", "ConvoyBackend", "DistributedDataParallel", "Er
            "allocate", "allocator_stats", "channel", "connect", "current_group", "flight_record",
            "get_sharing_strategy", "install_allocator", "install_reductions",
            "is_allocator_installed", "is_shared", "launcher_store", "listen", "new_group",
-           "parent_channel", "process_group", "set_sharing_strategy", "share_memory_",
+           "parent_channel", "process_group", "rpc", "set_sharing_strategy", "share_memory_",
            "share_usage", "shrink_group", "spawn", "start", "trim", "trim_allocator",
            "uninstall_allocator", "window", "write_flight_record"]
 
@@ -58,3 +58,4 @@ if "convoy" not in _dist2._BACKENDS:
     _dist2.register_backend("convoy", _groups.dist2_factory)
 # Operations that are still pending fail while their callbacks can still run.
 atexit.register(_C.shutdown_all)
+atexit.register(_C.end_torch_rpc)

@@ -32,7 +32,7 @@ _made: dict[str, int] = {}
 class MixedPrecision:
     """Forward and backward compute with copies of the parameters in param_dtype, gradients travel in
     reduce_dtype (unset: in param_dtype), buffers become buffer_dtype for good. Parameters, optimizers
-    and checkpoints stay in their own. Only floating-point tensors are cast: docs/ddp.md."""
+    and checkpoints stay in their own. Only floating-point tensors are cast: docs/reference/ddp.md."""
 
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
@@ -46,7 +46,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         model = convoy.DistributedDataParallel(model)
 
     Arguments are torch's. What differs between ranks, or goes wrong on one of them, is an error with
-    names on every rank. docs/python.md tells what is not there. By default gradients live in the buckets
+    names on every rank. docs/reference/python.md tells what is not there. By default gradients live in the buckets
     (gradient_as_bucket_view), because nothing stops them from it here.
     """
 

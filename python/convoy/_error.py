@@ -24,3 +24,17 @@ class ArgumentError(Error, ValueError):
 
     def __init__(self, text: str, kind: str = "invalid argument") -> None:
         super().__init__(text, kind)
+
+
+class RemoteError(Error):
+    """How a call of convoy.rpc went wrong because of the worker that was called, or on it.
+
+    `remote_type` is the type of what the function raised, empty if it was not the function.
+    """
+
+    def __init__(self, text: str, kind: str = "remote error", worker: str = "", remote_type: str = "") -> None:
+        super().__init__(text, kind)
+        self.worker, self.remote_type = worker, remote_type
+
+    def __reduce__(self):
+        return type(self), (str(self), self.kind, self.worker, self.remote_type)

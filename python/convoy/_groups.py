@@ -193,7 +193,7 @@ def allocate(*sizes: int, dtype: torch.dtype | None = None, group: ProcessGroup 
 def window(tensor: torch.Tensor, group: ProcessGroup | None = None) -> _C.Window:
     """A window on every rank's tensor, which must be of allocate() and contiguous; sizes and types may differ.
 
-    Collective. docs/groups.md tells what windows are. Raises convoy.Error on all ranks if one has none.
+    Collective. docs/reference/groups.md tells what windows are. Raises convoy.Error on all ranks if one has none.
     """
     return _C.window(_backend_of(group, "window"), tensor)
 
@@ -209,7 +209,7 @@ def _backend_of(group: ProcessGroup | None, function: str) -> _C.ConvoyBackend:
 def flight_record() -> dict[str, Any] | None:
     """What this process's groups did last, in the form of PyTorch's flight recorder; None if none is written.
 
-    write_flight_record() writes files for torchfrtrace. docs/debugging.md tells more.
+    write_flight_record() writes files for torchfrtrace. docs/reference/debugging.md tells more.
     """
     text = _C.flight_record()
     return json.loads(text) if text else None

@@ -42,7 +42,7 @@ class ShardedOptimizer(torch.optim.Optimizer, Joinable):
     its class; `params` are all parameters of the model, or groups of them. With in_backward,
     backward() is the whole step. max_norm scales the gradients of all groups together down to that
     norm. state_dict() is collective, too, and is that of the plain optimizer: it loads into one, and
-    with any number of ranks. docs/sharded_optimizer.md tells the rest.
+    with any number of ranks. docs/reference/sharded_optimizer.md tells the rest.
     """
 
     def __init__(self, model: DistributedDataParallel, optimizer_class: type[torch.optim.Optimizer], *,

@@ -16,9 +16,11 @@
 #include "python_ddp.h"
 #include "python_reducer.h"
 #include "queue.h"
+#include "rpc_session.h"
 #include "seconds.h"
 #include "sharded_optimizer.h"
 #include "share.h"
+#include "torch_rpc.h"
 
 namespace py = pybind11;
 
@@ -92,7 +94,7 @@ void bind_window(py::module_& module) {
 
 PYBIND11_MODULE(_C, module) {
   using namespace convoy::python;
-  py::module_::import("torch.distributed");  // the base classes
+  py::module_::import("torch.distributed.rpc");  // the base classes
 
   // Not only for this module: torch's own functions throw our errors.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): it wants a function of this type
@@ -150,5 +152,7 @@ PYBIND11_MODULE(_C, module) {
   bind_queue(module);
   bind_share(module);
   bind_processes(module);
+  bind_torch_rpc(module);
+  bind_rpc(module);
   module.attr("__version__") = convoy::version();
 }

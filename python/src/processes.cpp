@@ -20,8 +20,8 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
-std::vector<NamedTensor> named(const Pairs& pairs) {
-  std::vector<NamedTensor> found;
+std::vector<share::NamedTensor> named(const Pairs& pairs) {
+  std::vector<share::NamedTensor> found;
   for (const auto& [name, tensor] : pairs) found.push_back({name, tensor});
   return found;
 }
@@ -93,77 +93,81 @@ void bind_spawn(py::module_& module) {
 
 void bind_published(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  py::class_<Snapshot>(module, "Snapshot")
-      .def_property_readonly("version", &Snapshot::version)
-      .def_property_readonly(
-          "age",
-          [](const Snapshot& self) { return std::chrono::duration<double>(self.age()).count(); })
+  py::class_<share::Snapshot>(module, "Snapshot")
+      .def_property_readonly("version", &share::Snapshot::version)
+      .def_property_readonly("age",
+                             [](const share::Snapshot& self) {
+                               return std::chrono::duration<double>(self.age()).count();
+                             })
       .def("names",
-           [](const Snapshot& self) {
+           [](const share::Snapshot& self) {
              std::vector<std::string> names;
              for (std::size_t i = 0; i < self.size(); ++i) names.push_back(self.name(i));
              return names;
            })
-      .def("tensor", [](const Snapshot& self, const std::string& name) { return self[name]; })
-      .def("tensors", &Snapshot::tensors);
-  py::class_<PublishedTensors>(module, "PublishedTensors")
+      .def("tensor",
+           [](const share::Snapshot& self, const std::string& name) { return self[name]; })
+      .def("tensors", &share::Snapshot::tensors);
+  py::class_<share::PublishedTensors>(module, "PublishedTensors")
       .def(py::init([](const Pairs& pairs, std::size_t buffers, double patience) {
         const py::gil_scoped_release release;
-        return PublishedTensors(named(pairs),
-                                {.buffers = buffers, .patience = milliseconds_of(patience)});
+        return share::PublishedTensors(named(pairs),
+                                       {.buffers = buffers, .patience = milliseconds_of(patience)});
       }))
       .def(
           "publish",
-          [](const PublishedTensors& self, const Pairs& pairs) {
+          [](const share::PublishedTensors& self, const Pairs& pairs) {
             return self.publish(named(pairs));
           },
           unlocked)
-      .def("read", &PublishedTensors::read)
+      .def("read", &share::PublishedTensors::read)
       .def(
           "read_newer",
-          [](const PublishedTensors& self, std::uint64_t version, double seconds) {
+          [](const share::PublishedTensors& self, std::uint64_t version, double seconds) {
             return self.read_newer(version, deadline_of(seconds));
           },
           unlocked)
       .def(
           "load_into",
-          [](const PublishedTensors& self, const Pairs& pairs) {
+          [](const share::PublishedTensors& self, const Pairs& pairs) {
             return self.load_into(named(pairs));
           },
           unlocked)
-      .def("version", &PublishedTensors::version)
-      .def("handle", &PublishedTensors::handle)
-      .def_static("open", &PublishedTensors::open);
+      .def("version", &share::PublishedTensors::version)
+      .def("handle", &share::PublishedTensors::handle)
+      .def_static("open", &share::PublishedTensors::open);
 }
 
 void bind_slots(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  py::class_<Slot>(module, "Slot")
-      .def("__bool__", [](const Slot& self) { return static_cast<bool>(self); })
-      .def("tensor", [](const Slot& self, const std::string& name) { return self[name]; })
-      .def_property_readonly("number", &Slot::number)
-      .def("commit", &Slot::commit)
-      .def("release", &Slot::release);
-  py::class_<Slots>(module, "Slots")
+  py::class_<share::Slot>(module, "Slot")
+      .def("__bool__", [](const share::Slot& self) { return static_cast<bool>(self); })
+      .def("tensor", [](const share::Slot& self, const std::string& name) { return self[name]; })
+      .def_property_readonly("number", &share::Slot::number)
+      .def("commit", &share::Slot::commit)
+      .def("release", &share::Slot::release);
+  py::class_<share::Slots>(module, "Slots")
       .def(py::init([](std::size_t count, const Specs& specs) {
-        std::vector<TensorSpec> tensors;
+        std::vector<share::TensorSpec> tensors;
         for (const auto& [name, sizes, type] : specs) tensors.push_back({name, sizes, type});
         const py::gil_scoped_release release;
-        return Slots(count, tensors);
+        return share::Slots(count, tensors);
       }))
       .def(
-          "fill", [](const Slots& self, double seconds) { return self.fill(deadline_of(seconds)); },
+          "fill",
+          [](const share::Slots& self, double seconds) { return self.fill(deadline_of(seconds)); },
           unlocked)
       .def(
-          "next", [](const Slots& self, double seconds) { return self.next(deadline_of(seconds)); },
+          "next",
+          [](const share::Slots& self, double seconds) { return self.next(deadline_of(seconds)); },
           unlocked)
-      .def("try_fill", &Slots::try_fill)
-      .def("try_next", &Slots::try_next)
-      .def("close", &Slots::close)
-      .def("closed", &Slots::closed)
-      .def("reclaim", &Slots::reclaim)
+      .def("try_fill", &share::Slots::try_fill)
+      .def("try_next", &share::Slots::try_next)
+      .def("close", &share::Slots::close)
+      .def("closed", &share::Slots::closed)
+      .def("reclaim", &share::Slots::reclaim)
       .def("counts",
-           [](const Slots& self) {
+           [](const share::Slots& self) {
              const auto c = self.counts();
              using namespace pybind11::literals;
              return py::dict("free"_a = c.free, "filling"_a = c.filling, "ready"_a = c.ready,
@@ -171,14 +175,14 @@ void bind_slots(py::module_& module) {
                              "abandoned"_a = c.abandoned, "returned"_a = c.returned);
            })
       .def("names",
-           [](const Slots& self) {
+           [](const share::Slots& self) {
              std::vector<std::string> names;
              for (const auto& spec : self.tensors()) names.push_back(spec.name);
              return names;
            })
-      .def("__len__", &Slots::size)
-      .def("handle", &Slots::handle)
-      .def_static("open", &Slots::open);
+      .def("__len__", &share::Slots::size)
+      .def("handle", &share::Slots::handle)
+      .def_static("open", &share::Slots::open);
 }
 
 }  // namespace

@@ -8,9 +8,19 @@
 
 namespace convoy::python {
 
+inline bool interpreter_ends() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
 // A Python object that threads without the interpreter's lock may copy and drop.
 inline std::shared_ptr<pybind11::object> held(pybind11::object object) {
   return {new pybind11::object(std::move(object)), [](pybind11::object* kept) {
+            // At the end of the interpreter other threads cannot have its lock any more.
+            if (!PyGILState_Check() && interpreter_ends()) return;
             const pybind11::gil_scoped_acquire gil;
             delete kept;
           }};

@@ -83,7 +83,8 @@ struct Member {
 // on the thread that serves the endpoint; never on one that waits. Call::ended() is called by the
 // thread that takes the answer: mostly that which waits for it.
 //
-// docs/wire.md has what they write to each other, docs/rpc.md what users see of it.
+// docs/internals/wire.md has what they write to each other, docs/reference/rpc.md what users see of
+// it.
 class Agent final : private transport::Inbox {
  public:
   // Not met by anybody yet: meet() or admit().
@@ -153,6 +154,9 @@ class Agent final : private transport::Inbox {
   void add_handlers(std::span<const Handler> handlers);
   // Runs on the pool, as a handler does. Dropped if the agent ends before.
   void post(std::function<void()> function);
+  // Runs on this thread when the handler that it runs has returned; on the pool if it runs none. If
+  // it is to be short: it may keep the thread that serves for a while. Does not throw.
+  void run_after_handler(std::function<void()> function);
   // This thread is one on which handlers or Call::ended() run, and does so just now.
   bool in_own_thread() const noexcept;
 
@@ -271,7 +275,8 @@ class Agent final : private transport::Inbox {
   void run(Request& request) noexcept;
   void run(Request& request, Deadline::Clock::time_point began) noexcept;
   void handler_waits() noexcept;
-  void answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
+  // False: it does not go.
+  bool answer(Request& request, LetterType type, Outgoing& outgoing) noexcept;
   void answer_error(Request& request, ErrorKind kind, std::string_view type,
                     std::string_view text) noexcept;
   void say_error(Peer& peer, Lock& lock, std::uint32_t slot, std::uint64_t number, ErrorKind kind,

@@ -35,6 +35,8 @@ struct HandlerRun {
   Deadline::Clock::time_point answered = {};
 };
 thread_local HandlerRun handler_run;
+// What runs after it.
+thread_local std::vector<std::function<void()>>* after_handler = nullptr;
 constexpr std::size_t kMostUncounted = std::size_t{1} << 20;
 
 }  // namespace
@@ -173,12 +175,17 @@ void Agent::run(Request& request, Deadline::Clock::time_point began) noexcept {
     return;
   }
   Function& function = const_cast<Function&>(*request.function_);
-  const CurrentScope current(&request);
+  std::vector<std::function<void()>> after;
+  auto* const after_outer = std::exchange(after_handler, &after);
   handler_has_waited = false;
   if (options_.enter_handler) options_.enter_handler();
   record_.began(request.ticket_, began);
   const HandlerRun outer = std::exchange(handler_run, {&request});
-  function.handler.run(function.handler.data, std::move(task));
+  {
+    const CurrentScope current(&request);
+    function.handler.run(function.handler.data, std::move(task));
+  }
+  after_handler = after_outer;
   const auto answered = std::exchange(handler_run, outer).answered;
   const auto end = answered == Deadline::Clock::time_point() ? quick_now() : answered;
   auto took = static_cast<std::uint64_t>(std::max<std::int64_t>((end - began).count(), 1));
@@ -188,6 +195,11 @@ void Agent::run(Request& request, Deadline::Clock::time_point began) noexcept {
   // One that was long is long at once, and must be short for a while to be taken for short again.
   const bool at_once = average == 0 || took > 50 * most;
   function.average.store(at_once ? took : (7 * average + took) / 8 + 1, std::memory_order_relaxed);
+  for (const auto& each : after) {
+    if (options_.enter_handler) options_.enter_handler();
+    each();
+  }
+  handler_has_waited = false;
 }
 
 void Agent::handler_waits() noexcept {
@@ -214,7 +226,7 @@ void Agent::hear_cancel(Peer& peer, const transport::Arrival& arrival) {
 
 // --- answers ---
 
-void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexcept {
+bool Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexcept {
   Peer& peer = *request.peer_;
   // Whoever waits for the end of all requests hears of this one, without the lock.
   struct Tell {
@@ -237,7 +249,9 @@ void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
   record_.ended(request.ticket_,
                 type == LetterType::kError ? CallRecord::End::kFailed : CallRecord::End::kWell,
                 now);
-  if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) return;
+  if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) {
+    return false;
+  }
   const ReplyHead head{.slot = request.slot_, .number = request.number_};
   try {
     if (outgoing.body.size() > Outgoing::kMostBody ||
@@ -247,11 +261,13 @@ void Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
                    " pieces");
     }
     send(peer, lock, type, std::as_bytes(std::span(&head, 1)), outgoing);
+    return true;
   } catch (const std::exception& error) {
     const auto* const ours = dynamic_cast<const Error*>(&error);
     if (!lock.owns_lock()) lock.lock();
     say_error(peer, lock, head.slot, head.number, ours ? ours->kind() : ErrorKind::kRemote, "",
               concat("its result cannot be sent: ", error.what()));
+    return false;
   }
 }
 
@@ -315,6 +331,11 @@ class PostedTask final : public Task {
 void Agent::post(std::function<void()> function) {
   require_home();
   executor_.submit(*new PostedTask(std::move(function), options_.enter_handler));
+}
+
+void Agent::run_after_handler(std::function<void()> function) {
+  if (!after_handler) return post(std::move(function));
+  after_handler->push_back(std::move(function));
 }
 
 // --- the tick ---

@@ -9,8 +9,8 @@
 #include "base/id.h"
 #include "transport/endpoint.h"
 
-// What agents write to each other. docs/wire.md has the bytes. Numbers are little-endian; fields
-// that are not used are zero, and are refused if they are not.
+// What agents write to each other. docs/internals/wire.md has the bytes. Numbers are little-endian;
+// fields that are not used are zero, and are refused if they are not.
 namespace convoy::agent {
 
 enum class LetterType : transport::LetterKind {

@@ -26,10 +26,10 @@ CurrentScope::~CurrentScope() { request_here = before_; }
 
 bool Request::reply(Outgoing outgoing) noexcept {
   if (answered_.exchange(true)) return false;
-  if (!life_->enter()) return true;
-  life_->agent.answer(*this, LetterType::kReply, outgoing);
+  if (!life_->enter()) return false;
+  const bool goes = life_->agent.answer(*this, LetterType::kReply, outgoing);
   life_->leave();
-  return true;
+  return goes;
 }
 
 bool Request::fail(ErrorKind kind, std::string_view type, std::string_view text) noexcept {

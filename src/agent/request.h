@@ -49,7 +49,8 @@ class Request final : private Task {
   std::shared_ptr<void>& attached() { return attached_; }
 
   // One of these, once; false: it was answered before. A reply that cannot be sent becomes an
-  // error. Nothing is sent to who has gone.
+  // error. Nothing is sent to who has gone, or has given up. False also for a reply that does not
+  // go.
   bool reply(Outgoing outgoing) noexcept;
   bool fail(ErrorKind kind, std::string_view type, std::string_view text) noexcept;
 

@@ -130,16 +130,22 @@ ContextInfo ContextRef::info() const {
 }
 
 struct Scope::Impl {
-  explicit Impl(std::shared_ptr<ContextState> state) : scope(std::move(state)) {}
+  explicit Impl(std::shared_ptr<rpc::detail::Recorder> recorder) : scope(std::move(recorder)) {}
   rpc::detail::RecorderScope scope;
 };
 
 Scope::Scope(const ContextRef& context) {
-  if (const auto other = rpc::detail::current_recorder()) {
-    fail(ErrorKind::kInvalidArgument, "Already have autograd context id for this thread: ",
-         static_cast<const ContextState&>(*other).id());
+  auto recorder = rpc::detail::current_recorder();
+  const auto other = recorder ? detail::FrameRecorder::context_of(*recorder) : nullptr;
+  if (other && other != context.state_) {
+    fail(ErrorKind::kInvalidArgument,
+         "Already have autograd context id for this thread: ", other->id());
   }
-  impl_ = std::make_unique<Impl>(context.state_);
+  if (!recorder) {
+    recorder = detail::FrameRecorder::of(context.state_);
+    recorder->resumes();  // from here on: its first node must not be number 0
+  }
+  impl_ = std::make_unique<Impl>(std::move(recorder));
 }
 Scope::~Scope() = default;
 
@@ -173,13 +179,13 @@ void ContextRef::release() const { state_->registry().release_own(id()); }
 bool has_current() { return rpc::detail::current_recorder() != nullptr; }
 
 ContextRef current() {
-  auto recorder = rpc::detail::current_recorder();
+  const auto recorder = rpc::detail::current_recorder();
   if (!recorder) {
     fail(ErrorKind::kInvalidArgument,
          "Current thread doesn't have a valid autograd context: make a "
          "convoy::autograd::Context first");
   }
-  return ContextRef(std::static_pointer_cast<ContextState>(std::move(recorder)));
+  return ContextRef(detail::FrameRecorder::context_of(*recorder));
 }
 
 ContextRef find(const rpc::Session& session, ContextId id) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "autograd/nodes.h"
 #include "autograd/registry.h"
@@ -14,35 +15,153 @@ namespace convoy::autograd::detail {
 
 using torch::autograd::AccumulateGrad;
 
+namespace {
+
+// Behind the trailer of a message: this, the path of the handler (of a call), the lineage.
+struct TailHead {
+  std::uint8_t depth = 0;  // elements; kTooDeep
+  std::uint8_t lineage = 0;
+  std::uint8_t complete = 0;
+  std::uint8_t zero = 0;
+};
+constexpr std::uint8_t kTooDeep = 255;
+static_assert(sizeof(TailHead) + FramePlace::kMostDepth * sizeof(std::uint32_t) +
+                  Lineage::kMost * sizeof(Upstream) <=
+              rpc::detail::kMostTrailerTail);
+
+// After so many lineages in a row that were given up, most are not tried.
+constexpr int kMostHopeless = 4;
+constexpr int kTriedAgain = 16;
+
+void append(rpc::detail::TrailerTail& tail, const void* data, std::size_t bytes) {
+  const auto* const first = static_cast<const std::byte*>(data);
+  tail.append(first, first + bytes);
+}
+
+template <class T>
+void take(std::span<const std::byte>& tail, T* to, std::size_t count) {
+  if (tail.size() < count * sizeof(T)) {
+    fail(ErrorKind::kInvalidArgument, "this is no value of a call: its lineage ends early");
+  }
+  if (count != 0) std::memcpy(to, tail.data(), count * sizeof(T));
+  tail = tail.subspan(count * sizeof(T));
+}
+
+struct Tail {
+  std::vector<std::uint32_t> path;
+  bool too_deep = false;
+  Lineage lineage;
+};
+
+Tail decode_tail(std::span<const std::byte> bytes) {
+  TailHead head;
+  take(bytes, &head, 1);
+  Tail tail;
+  tail.too_deep = head.depth == kTooDeep;
+  if ((!tail.too_deep && head.depth > FramePlace::kMostDepth) || head.lineage > Lineage::kMost) {
+    fail(ErrorKind::kInvalidArgument, "this is no value of a call: its lineage is too long");
+  }
+  if (!tail.too_deep) {
+    tail.path.resize(head.depth);
+    take(bytes, tail.path.data(), head.depth);
+  }
+  tail.lineage.complete = head.complete != 0;
+  tail.lineage.all.resize(head.lineage);
+  take(bytes, tail.lineage.all.data(), head.lineage);
+  if (!bytes.empty()) {
+    fail(ErrorKind::kInvalidArgument, "this is no value of a call: there is more behind it");
+  }
+  return tail;
+}
+
+// Behind all that the context's creator does, for threads of others.
+std::vector<std::uint32_t> path_of_threads(WorkerId self, WorkerId creator) {
+  if (self == creator) return {};
+  return {FramePlace::kReply - 1, self};
+}
+
+}  // namespace
+
 ContextState::ContextState(std::shared_ptr<Registry> registry, ContextId id)
-    : registry_(std::move(registry)), id_(id) {}
+    : registry_(std::move(registry)),
+      id_(id),
+      place_(std::make_shared<FramePlace>(path_of_threads(registry_->self(), creator()))) {}
 
 ContextState::~ContextState() = default;
 
-const void* ContextState::session() const noexcept { return registry_->session_address(); }
+const void* FrameRecorder::session() const noexcept {
+  return context_->registry().session_address();
+}
 
-bool ContextState::sends(std::uint32_t worker, const std::vector<at::Tensor>& tensors,
-                         std::string_view function, bool reply,
-                         rpc::detail::RecordTrailer& trailer) {
+bool ContextState::sends(const std::shared_ptr<FramePlace>& place, WorkerId worker,
+                         const std::vector<at::Tensor>& tensors, std::string_view function,
+                         bool reply, rpc::detail::RecordTrailer& trailer,
+                         rpc::detail::TrailerTail& tail) {
   if (released()) return false;
   trailer.context = id_;
   trailer.tensors = static_cast<std::uint32_t>(tensors.size());
-  if (tensors.empty()) return know(worker);
-  RECORD_FUNCTION("convoy::autograd::send", {});
-  auto sent = std::make_shared<SentMessage>();
-  sent->message = trailer.message = registry_->next_message();
-  sent->to = worker;
-  sent->function = function;
-  sent->reply = reply;
-  sent->edges.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) {
-    sent->edges.push_back(torch::autograd::impl::gradient_edge(tensor));
+  TailHead head;
+  std::uint32_t element = FramePlace::kReply;
+  if (!reply) {
+    element = 2 * (place->calls.fetch_add(1, std::memory_order_relaxed) + 1);
+    const bool too_deep = place->too_deep || place->path.size() >= FramePlace::kMostDepth;
+    head.depth = too_deep ? kTooDeep : static_cast<std::uint8_t>(place->path.size() + 1);
   }
+  std::shared_ptr<SentMessage> sent;
+  Lineage lineage;
+  if (!tensors.empty()) {
+    RECORD_FUNCTION("convoy::autograd::send", {});
+    sent = std::make_shared<SentMessage>();
+    sent->message = trailer.message = registry_->next_message();
+    sent->to = worker;
+    sent->function = function;
+    sent->reply = reply;
+    sent->place = place;
+    sent->element = element;
+    sent->edges.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) {
+      sent->edges.push_back(torch::autograd::impl::gradient_edge(tensor));
+    }
+    lineage = find_lineage(sent->edges);
+  }
+  head.lineage = static_cast<std::uint8_t>(lineage.all.size());
+  head.complete = lineage.complete ? 1 : 0;
+  append(tail, &head, sizeof head);
+  if (head.depth != 0 && head.depth != kTooDeep) {
+    append(tail, place->path.data(), place->path.size() * sizeof(std::uint32_t));
+    append(tail, &element, sizeof element);
+  }
+  append(tail, lineage.all.data(), lineage.all.size() * sizeof(Upstream));
   const std::scoped_lock lock(mutex_);
   if (released()) return false;
   known_.insert(worker);
-  sent_.emplace(sent->message, std::move(sent));
+  if (!reply) order_.add(mark_here(place, element + 1));
+  if (sent) sent_.emplace(sent->message, std::move(sent));
   return true;
+}
+
+// Graphs with long histories have none: looking for it every time would cost the forward pass.
+Lineage ContextState::find_lineage(const std::vector<torch::autograd::Edge>& edges) {
+  const int hopeless = hopeless_.load(std::memory_order_relaxed);
+  Lineage lineage;
+  if ((hopeless >= kMostHopeless && hopeless % kTriedAgain != 0) || most_upstream() == 0) {
+    lineage.complete = std::all_of(edges.begin(), edges.end(), [](const auto& edge) {
+      return !edge.is_valid() || edge.function->next_edges().empty();
+    });
+  } else {
+    lineage = lineage_of(edges, registry_->self());
+  }
+  hopeless_.store(lineage.complete && !lineage.all.empty() ? 0
+                  : lineage.complete                       ? hopeless
+                                                           : hopeless + 1,
+                  std::memory_order_relaxed);
+  return lineage;
+}
+
+void ContextState::resumes(const std::shared_ptr<FramePlace>& place) noexcept {
+  const std::uint32_t element = 2 * (place->calls.fetch_add(1, std::memory_order_relaxed) + 1) + 1;
+  const std::scoped_lock lock(mutex_);
+  if (!released()) order_.add(mark_here(place, element));
 }
 
 void ContextState::forget(const rpc::detail::RecordTrailer& trailer) noexcept {
@@ -55,22 +174,44 @@ void ContextState::forget(const rpc::detail::RecordTrailer& trailer) noexcept {
   sent_.erase(found);
 }
 
-void ContextState::came(WorkerId from, std::uint64_t message,
-                        const std::vector<at::Tensor>& tensors, std::string_view function,
-                        bool reply) {
+std::shared_ptr<FramePlace> ContextState::came(WorkerId from, std::uint64_t message,
+                                               std::span<const std::byte> bytes,
+                                               const std::vector<at::Tensor>& tensors,
+                                               std::string_view function, bool reply) {
+  Tail tail = decode_tail(bytes);
   if (!tensors.empty()) {
     RECORD_FUNCTION("convoy::autograd::recv", {});
-    const auto node = c10::make_intrusive<RecvNode>(from, message);
+    const auto node =
+        c10::make_intrusive<RecvNode>(Received{message, from, std::move(tail.lineage)});
     for (const at::Tensor& tensor : tensors) {
       tensor.set_requires_grad(false);
       at::Tensor variable = tensor;
       torch::autograd::create_gradient_edge(variable, node);
     }
   }
+  std::shared_ptr<FramePlace> place;
+  if (!reply) {
+    place = std::make_shared<FramePlace>(std::move(tail.path));
+    place->too_deep = tail.too_deep;
+  }
   const std::scoped_lock lock(mutex_);
-  if (!reply) introduced_by_.insert(from);
-  if (tensors.empty()) return;
+  if (!reply) {
+    introduced_by_.insert(from);
+    order_.add(mark_here(place, FramePlace::kFirst));
+  }
+  if (tensors.empty()) return place;
   came_.push_back({message, from, function, reply, static_cast<std::uint32_t>(tensors.size())});
+  return place;
+}
+
+std::map<std::uint64_t, std::uint64_t> ContextState::put_in_order(const Walk& walk) {
+  std::map<std::uint64_t, std::uint64_t> numbers;
+  const std::scoped_lock lock(mutex_);
+  order_.number(walk);
+  for (const auto& [message, send] : walk.sends()) {
+    numbers.emplace(message, order_.number_of(*send.sent));
+  }
+  return numbers;
 }
 
 std::shared_ptr<const SentMessage> ContextState::sent(std::uint64_t message) const {
@@ -130,6 +271,52 @@ std::vector<Gradients::Item> ContextState::gradients() const {
   return items;
 }
 
+std::vector<Gradients::Item> ContextState::gradients_with(
+    const std::vector<std::pair<at::Tensor, at::Tensor>>& added) const {
+  const at::NoGradGuard no_gradients;
+  std::vector<Gradients::Item> items;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> more;
+  for (const auto& [leaf, gradient] : added) more.emplace(leaf.unsafeGetTensorImpl(), gradient);
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [leaf, gradient] : gradients_) {
+    const auto found = more.find(leaf);
+    const bool adds = found != more.end();
+    items.emplace_back(gradient.leaf, adds ? gradient.value + found->second : gradient.value);
+    if (adds) more.erase(found);
+  }
+  for (const auto& [leaf, gradient] : added) {
+    if (more.contains(leaf.unsafeGetTensorImpl())) items.emplace_back(leaf, gradient);
+  }
+  return items;
+}
+
+ContextGradients ContextState::of_reducer(const std::shared_ptr<Reducer::Impl>& reducer) const {
+  ContextGradients result;
+  const std::scoped_lock lock(mutex_);
+  for (const at::Tensor& parameter : parameters_of(*reducer)) {
+    const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
+    result.gradients.push_back(found == gradients_.end() ? at::Tensor() : found->second.value);
+  }
+  const auto known = reducers_.find(reducer);
+  if (known != reducers_.end()) result.histories = known->second;
+  return result;
+}
+
+void ContextState::replace(const std::shared_ptr<Reducer::Impl>& reducer, ContextGradients&& now) {
+  const std::scoped_lock lock(mutex_);
+  if (released()) return;
+  const auto& parameters = parameters_of(*reducer);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (now.gradients[i].defined()) {
+      gradients_[parameters[i].unsafeGetTensorImpl()] = {parameters[i],
+                                                         std::move(now.gradients[i])};
+    } else {
+      gradients_.erase(parameters[i].unsafeGetTensorImpl());
+    }
+  }
+  reducers_[reducer] = std::move(now.histories);
+}
+
 std::vector<WorkerId> ContextState::release() {
   // What it held goes without the lock.
   std::unordered_map<std::uint64_t, std::shared_ptr<const SentMessage>> sent;
@@ -138,7 +325,9 @@ std::vector<WorkerId> ContextState::release() {
   released_.store(true);
   sent.swap(sent_);
   gradients.swap(gradients_);
+  reducers_.clear();
   came_.clear();
+  order_.clear();
   return {known_.begin(), known_.end()};
 }
 

@@ -1,6 +1,7 @@
 #include "autograd/coordinator.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
@@ -23,11 +24,13 @@ Coordinator::Coordinator(std::shared_ptr<ContextState> context, const BackwardOp
     : context_(std::move(context)),
       registry_(context_->registry()),
       fast_(options.mode == Mode::kFast),
+      steps_(!options.optimizers.empty()),
       timeout_(options.timeout) {
   PassHead head = registry_.new_pass(*context_, fast_, options.retain_graph);
-  if (timeout_.count() != 0) {
-    head.remaining = static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(timeout_).count());
+  head.deterministic = options.deterministic;
+  head.optimizers = options.optimizers;
+  if (const auto within = rpc::detail::within_clock(timeout_); within.count() != 0) {
+    head.remaining = static_cast<std::uint64_t>(within.count());
   }
   id_ = head.pass;
   pass_ = std::make_shared<Pass>(context_, head);
@@ -76,10 +79,17 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
     pass_->follow(roots);
     if (fast_) {
       pass_->follow_all_sends();
+      pass_->run(roots, std::move(gradients));
+    } else if (const auto others = pass_->make_plan()) {
+      {
+        const std::scoped_lock lock(mutex_);
+        participants_ = *others;
+      }
+      pass_->run(roots, std::move(gradients));
     } else {
-      discover();
+      run_after_discovery(roots, std::move(gradients));
     }
-    pass_->run(roots, std::move(gradients));
+    pass_->step();
     done(registry_.self(), pass_->engaged());
     wait_for_all();
   } catch (...) {
@@ -96,17 +106,35 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
 
 // --- discovery ---------------------------------------------------------------------------------
 
-void Coordinator::discover() {
+// What has nothing to do with what others are asked for runs meanwhile.
+void Coordinator::run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
+                                      std::vector<at::Tensor>&& gradients) {
+  const bool early = pass_->prepare_early();
   spread(pass_->take_reached());
-  for (;;) {
-    wait([this] { return open_ == 0 || !reached_.empty(); });
-    std::vector<Ports> reached;
+  if (early) pass_->run_early(roots, std::move(gradients));
+  wait([this] { return open_ == 0; });
+  pass_->discovery_ended();
+  if (early) {
+    pass_->run({}, {});
+  } else {
+    pass_->run(roots, std::move(gradients));
+  }
+}
+
+void Coordinator::heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept {
+  try {
+    // Before this one is no longer open: others may be then.
+    if (answer.error()) std::rethrow_exception(answer.error());
+    spread(std::vector<Ports>(answer.result()));
     {
       const std::scoped_lock lock(mutex_);
-      reached.swap(reached_);
-      if (reached.empty() && open_ == 0) return;
+      --open_;
     }
-    spread(std::move(reached));
+    registry_.wake();
+  } catch (...) {
+    PassError error = pass_->describe(std::current_exception());
+    error.worker = worker;
+    failed(error);
   }
 }
 
@@ -134,19 +162,7 @@ void Coordinator::spread(std::vector<Ports>&& ports) {
     registry_.ask<expand>(
         worker, pass_->deadline(),
         [self = shared_from_this(), worker](const rpc::Future<std::vector<Ports>>& answer) {
-          if (answer.error()) {
-            PassError error = self->pass_->describe(answer.error());
-            error.worker = worker;
-            self->failed(error);
-            return;
-          }
-          {
-            const std::scoped_lock lock(self->mutex_);
-            --self->open_;
-            const auto& found = answer.result();
-            self->reached_.insert(self->reached_.end(), found.begin(), found.end());
-          }
-          self->registry_.wake();
+          self->heard(worker, answer);
         },
         pass_->head(), batch, std::move(list));
   }
@@ -223,33 +239,41 @@ std::string Coordinator::who_is_missing() const {
   return names.empty() ? "" : concat("; it waits for ", names);
 }
 
-// Nobody is waited for: whoever asks another worker for its gradients waits there until this has
-// come (Pass::wait_for_decision()).
+// In a context of its own nobody is waited for: whoever asks another worker for its gradients waits
+// there until this has come (Pass::wait_for_decision()), and the context goes with its creator. One
+// of another worker may outlive this one: who is told that all went well must find them everywhere.
 void Coordinator::commit() {
   pass_->commit();
   registry_.end_pass(id_);
-  const auto least = Deadline::after(kLeastCommitTime, registry_.session()->agent().now());
+  const auto session = registry_.session();
+  const auto least = Deadline::after(kLeastCommitTime, session->agent().now());
+  const auto deadline = std::max(pass_->deadline(), least);
   const PassHead head = pass_->head();
   const auto others = [this] {
     const std::scoped_lock lock(mutex_);
     return participants_;
   }();
+  const auto untold = std::make_shared<std::atomic<std::size_t>>(others.size());
   for (const WorkerId worker : others) {
     registry_.ask<detail::commit>(
-        worker, std::max(pass_->deadline(), least),
-        [worker](const rpc::Future<void>& answer) {
+        worker, deadline,
+        [worker, untold, registry = registry_.shared_from_this()](const rpc::Future<void>& answer) {
           // What a lost worker had of it is lost with it.
           if (answer.error()) {
             log_info("autograd: worker ", worker, " was not told that a backward pass is over");
           }
+          if (untold->fetch_sub(1) == 1) registry->wake();
         },
         head);
   }
+  if (context_->creator() == registry_.self()) return;
+  session->agent().wait(deadline,
+                        [&] { return untold->load() == 0 || session->agent().is_shut_down(); });
 }
 
-std::string Coordinator::abort_all(const std::string& why) noexcept {
+Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
   try {
-    pass_->abort(why);
+    const Stepped here = pass_->abort(why).stepped;
     registry_.end_pass(id_);
     struct Answers {
       std::mutex mutex;
@@ -257,8 +281,10 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
       std::set<WorkerId> told;
       std::set<WorkerId> heard_of;
       std::map<WorkerId, std::string> waiting;
+      std::map<WorkerId, Stepped> stepped;
     };
     const auto answers = std::make_shared<Answers>();
+    answers->stepped[registry_.self()] = here;
     std::set<WorkerId> lost;  // told, if they can be, but not waited for
     {
       const std::scoped_lock lock(mutex_);
@@ -295,6 +321,7 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
                 if (!answer.error()) {
                   const AbortReply& reply = answer.result();
                   answers->heard_of.insert(reply.engaged.begin(), reply.engaged.end());
+                  answers->stepped[worker] = reply.stepped;
                   if (!reply.waits_for.empty()) answers->waiting[worker] = reply.waits_for;
                 }
               }
@@ -316,23 +343,49 @@ std::string Coordinator::abort_all(const std::string& why) noexcept {
         for (const auto& [worker, waits] : answers->waiting) {
           text += concat(text.empty() ? "" : "; ", registry_.name_of(worker), " waits for ", waits);
         }
-        return text;
+        return {text, answers->stepped};
       }
     }
   } catch (const std::exception& error) {
     log_warn("autograd: a backward pass could not be ended everywhere: ", error.what());
   }
-  return "";
+  return {};
+}
+
+std::string Coordinator::who_stepped(const Aborted& aborted) const {
+  std::set<WorkerId> all{registry_.self()};
+  {
+    const std::scoped_lock lock(mutex_);
+    all.insert(participants_.begin(), participants_.end());
+  }
+  std::string stepped, not_stepped, not_known;
+  for (const WorkerId worker : all) {
+    const auto known = aborted.stepped.find(worker);
+    const bool told = known != aborted.stepped.end() && known->second != Stepped::kIsBeing;
+    std::string& list = !told                                ? not_known
+                        : known->second == Stepped::kStepped ? stepped
+                                                             : not_stepped;
+    list += concat(list.empty() ? "" : ", ", registry_.name_of(worker));
+  }
+  const auto part = [](const char* title, const std::string& names) {
+    return names.empty() ? names : concat("; ", title, ": ", names);
+  };
+  const std::string text =
+      part("stepped", stepped) + part("not stepped", not_stepped) + part("not known", not_known);
+  return concat(" [", text.substr(2), "]");
 }
 
 void Coordinator::throw_failure(const PassError& error) {
   const std::string name = registry_.name_of(error.worker);
   const auto kind = static_cast<ErrorKind>(error.kind);
-  const std::string waiting = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
+  const Aborted aborted = abort_all(concat("Error on Node ", error.worker, ": ", error.text));
   std::string text =
       concat("autograd: backward pass ", id_.number, " of context ", context_->id(), " failed on ",
              name, ": Error on Node ", error.worker, ": ", error.text);
-  if (kind == ErrorKind::kTimeout && !waiting.empty()) text += concat("; ", waiting);
+  if (kind == ErrorKind::kTimeout && !aborted.waiting.empty()) {
+    text += concat("; ", aborted.waiting);
+  }
+  if (steps_) text += who_stepped(aborted);
   throw rpc::RemoteError(kind, text, name, error.type);
 }
 

@@ -32,12 +32,20 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   void participant_lost(WorkerId worker, const std::string& why);
 
  private:
-  void discover();
+  void run_after_discovery(const std::vector<torch::autograd::Edge>& roots,
+                           std::vector<at::Tensor>&& gradients);
   void spread(std::vector<Ports>&& ports);
+  void heard(WorkerId worker, const rpc::Future<std::vector<Ports>>& answer) noexcept;
   void wait_for_all();
   void commit();
-  // Tells everybody; what they wait for.
-  std::string abort_all(const std::string& why) noexcept;
+  struct Aborted {
+    std::string waiting;                  // who waited for what
+    std::map<WorkerId, Stepped> stepped;  // of those who have answered
+  };
+  // Tells everybody.
+  Aborted abort_all(const std::string& why) noexcept;
+  // " [stepped: worker1; not stepped: worker2]", of a pass with optimizers.
+  std::string who_stepped(const Aborted& aborted) const;
   [[noreturn]] void throw_failure(const PassError& error);
   void check();
   bool has_failed() const;
@@ -48,6 +56,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   const std::shared_ptr<ContextState> context_;
   Registry& registry_;
   const bool fast_;
+  const bool steps_;  // it has optimizers
   const std::chrono::milliseconds timeout_;
   std::shared_ptr<Pass> pass_;
   PassId id_;
@@ -58,8 +67,7 @@ class Coordinator : public std::enable_shared_from_this<Coordinator> {
   std::set<WorkerId> done_;
   std::map<WorkerId, std::string> lost_;
   std::map<WorkerId, std::uint32_t> batches_;
-  std::size_t open_ = 0;        // questions
-  std::vector<Ports> reached_;  // by answers
+  std::size_t open_ = 0;  // questions
   std::optional<PassError> error_;
   bool decided_ = false;  // it went well
 };

@@ -18,23 +18,40 @@ using detail::WorkerId;
 
 using namespace std::chrono_literals;
 
+struct Reports {
+  std::map<WorkerId, ContextReport> all;
+  std::map<WorkerId, std::string> silent;  // those who did not answer, and why
+
+  bool has(WorkerId worker) const { return all.contains(worker) || silent.contains(worker); }
+};
+
 // From this worker, and from those that it and others sent something to.
-std::map<WorkerId, ContextReport> gather(Registry& registry, ContextId id) {
+Reports gather(Registry& registry, ContextId id) {
   const rpc::detail::RecorderScope not_recorded(nullptr);
   const rpc::Session session(registry.session());
-  std::map<WorkerId, ContextReport> reports;
+  Reports reports;
   std::set<WorkerId> next{registry.self()};
   while (!next.empty()) {
     std::vector<std::pair<WorkerId, rpc::Future<ContextReport>>> asked;
     for (const WorkerId worker : next) {
-      asked.emplace_back(
-          worker, session.to(worker, {.timeout = 10s}).rpc_async<detail::report_context>(id));
+      try {
+        asked.emplace_back(
+            worker, session.to(worker, {.timeout = 10s}).rpc_async<detail::report_context>(id));
+      } catch (const Error& error) {
+        reports.silent.emplace(worker, error.what());
+      }
     }
     next.clear();
-    for (auto& [worker, answer] : asked) reports.emplace(worker, answer.wait());
-    for (const auto& [worker, report] : reports) {
+    for (auto& [worker, answer] : asked) {
+      try {
+        reports.all.emplace(worker, answer.wait());
+      } catch (const Error& error) {
+        reports.silent.emplace(worker, error.what());
+      }
+    }
+    for (const auto& [worker, report] : reports.all) {
       for (const WorkerId known : report.known) {
-        if (!reports.contains(known)) next.insert(known);
+        if (!reports.has(known)) next.insert(known);
       }
     }
   }
@@ -55,11 +72,23 @@ std::string label_of(const MessageReport& each) {
   return concat(each.reply ? "reply of " : "call of ", each.function);
 }
 
-std::string as_text(const Registry& registry, ContextId id,
-                    const std::map<WorkerId, ContextReport>& reports) {
+// Within quotes of Graphviz.
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char each : text) {
+    if (each == '"' || each == '\\') result += '\\';
+    result += each == '\n' ? ' ' : each;
+  }
+  return result;
+}
+
+std::string as_text(const Registry& registry, ContextId id, const Reports& reports) {
   std::ostringstream out;
   out << "context " << id << "\n";
-  for (const auto& [worker, report] : reports) {
+  for (const auto& [worker, why] : reports.silent) {
+    out << registry.name_of(worker) << ": cannot be asked: " << why << "\n";
+  }
+  for (const auto& [worker, report] : reports.all) {
     out << registry.name_of(worker) << ":";
     if (!report.there) {
       out << " does not have it\n";
@@ -88,34 +117,39 @@ std::string as_text(const Registry& registry, ContextId id,
   return out.str();
 }
 
-std::string as_graph(const Registry& registry, ContextId id,
-                     const std::map<WorkerId, ContextReport>& reports) {
+std::string as_graph(const Registry& registry, ContextId id, const Reports& reports) {
   std::ostringstream out;
   out << "digraph context_" << id << " {\n  rankdir=LR;\n  node [shape=box];\n";
-  for (const auto& [worker, report] : reports) {
-    out << "  subgraph cluster_" << worker << " {\n    label=\"" << registry.name_of(worker)
-        << "\";\n";
+  for (const auto& [worker, why] : reports.silent) {
+    out << "  subgraph cluster_" << worker << " {\n    style=dashed;\n    label=\""
+        << escaped(registry.name_of(worker)) << "\";\n    silent_" << worker
+        << " [label=\"cannot be asked\", tooltip=\"" << escaped(why) << "\"];\n  }\n";
+  }
+  for (const auto& [worker, report] : reports.all) {
+    out << "  subgraph cluster_" << worker << " {\n    label=\""
+        << escaped(registry.name_of(worker)) << "\";\n";
     for (const auto& each : report.sends) {
       bool missing = false;
       const bool active = is_active(report, each.message, &missing);
-      out << "    send_" << each.message << " [label=\"send: " << label_of(each) << "\""
+      out << "    send_" << each.message << " [label=\"send: " << escaped(label_of(each)) << "\""
           << (missing  ? ", style=filled, fillcolor=orange"
               : active ? ", style=filled, fillcolor=lightblue"
                        : "")
           << "];\n";
       for (std::size_t i = 0; i < each.nodes.size(); ++i) {
-        out << "    send_" << each.message << "_" << i << " [label=\"" << each.nodes[i]
+        out << "    send_" << each.message << "_" << i << " [label=\"" << escaped(each.nodes[i])
             << "\", shape=ellipse];\n    send_" << each.message << " -> send_" << each.message
             << "_" << i << ";\n";
       }
     }
     for (const auto& each : report.recvs) {
-      out << "    recv_" << each.message << " [label=\"recv: " << label_of(each) << "\"];\n";
+      out << "    recv_" << each.message << " [label=\"recv: " << escaped(label_of(each))
+          << "\"];\n";
     }
     out << "  }\n";
   }
   // Gradients go from where a message arrived to where it came from.
-  for (const auto& [worker, report] : reports) {
+  for (const auto& [worker, report] : reports.all) {
     for (const auto& each : report.recvs) {
       out << "  recv_" << each.message << " -> send_" << each.message << ";\n";
     }

@@ -6,8 +6,21 @@
 
 namespace convoy::autograd::detail {
 
+namespace {
+
+// Only the root of a pass may say this.
+void require_root(const PassId& pass) {
+  const agent::Worker& caller = agent::Request::current()->caller();
+  if (caller.id == pass.root) return;
+  fail(ErrorKind::kInvalidArgument, "autograd: ", caller.name,
+       " is not the root of this backward pass");
+}
+
+}  // namespace
+
 std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
                           const std::vector<Ports>& ports) {
+  require_root(head.pass);
   const auto pass = Registry::here().find_or_make_pass(head);
   if (!pass) fail(ErrorKind::kCancelled, "autograd: this backward pass has ended");
   return pass->expand(batch, ports);
@@ -15,10 +28,12 @@ std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
 CONVOY_RPC(expand);
 
 rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t message,
-                                         const std::vector<at::Tensor>& gradients) {
+                                         const std::vector<at::Tensor>& gradients,
+                                         const PlanPart& part) {
   Registry& registry = Registry::here();
   // With discovery behind it a pass is known here, or over.
-  const auto pass = head.fast ? registry.find_or_make_pass(head) : registry.find_pass(head.pass);
+  const bool may_be_new = head.fast || head.planned;
+  const auto pass = may_be_new ? registry.find_or_make_pass(head) : registry.find_pass(head.pass);
   if (!pass) {
     if (!registry.has_ended(head.pass)) {
       fail(ErrorKind::kInvalidArgument, "autograd: nobody has asked for message ", message,
@@ -27,14 +42,26 @@ rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t mes
     return Pass::nothing_for_root();
   }
   const bool from_root = agent::Request::current()->caller().id == head.pass.root;
-  auto answer = from_root ? pass->answer_for_root(message, gradients) : Pass::nothing_for_root();
-  pass->deliver(message, gradients);
-  return answer;
+  if (from_root && !part.sends.empty()) pass->follow_plan(part);
+  return pass->take(message, gradients, from_root);
 }
 CONVOY_RPC(take_gradient);
 
+void take_plan(const PassHead& head, const PlanPart& part) {
+  require_root(head.pass);
+  const auto pass = Registry::here().find_or_make_pass(head);
+  if (pass) pass->follow_plan(part);
+}
+CONVOY_RPC(take_plan);
+
 void pass_done(const PassId& pass, WorkerId worker, const std::vector<WorkerId>& engaged) {
-  if (const auto root = Registry::here().coordinator(pass)) root->done(worker, engaged);
+  Registry& registry = Registry::here();
+  if (worker != agent::Request::current()->caller().id) {
+    fail(ErrorKind::kInvalidArgument, "autograd: worker ", worker,
+         " must say itself that it is done");
+  }
+  for (const WorkerId other : engaged) registry.require_worker(other);
+  if (const auto root = registry.coordinator(pass)) root->done(worker, engaged);
 }
 CONVOY_RPC(pass_done);
 
@@ -49,6 +76,7 @@ void participant_lost(const PassId& pass, WorkerId worker, const std::string& wh
 CONVOY_RPC(participant_lost);
 
 void commit(const PassHead& head) {
+  require_root(head.pass);
   Registry& registry = Registry::here();
   const auto pass = registry.find_pass(head.pass);
   if (!pass) return;
@@ -59,8 +87,12 @@ void commit(const PassHead& head) {
 CONVOY_RPC(commit);
 
 AbortReply abort_pass(const PassHead& head, const std::string& why) {
+  require_root(head.pass);
   const auto pass = Registry::here().end_pass(head.pass);
-  return pass ? pass->abort(why) : AbortReply();
+  if (!pass) return {};
+  AbortReply reply = pass->abort(why);
+  if (reply.stepped == Stepped::kIsBeing) reply.stepped = pass->stepped();
+  return reply;
 }
 CONVOY_RPC(abort_pass);
 
@@ -71,7 +103,9 @@ void release_context(ContextId context, std::uint64_t floor) {
 CONVOY_RPC(release_context);
 
 bool context_lives(ContextId context, WorkerId who) {
-  const auto found = Registry::here().find(context);
+  Registry& registry = Registry::here();
+  registry.require_worker(who);
+  const auto found = registry.find(context);
   return found && found->know(who);
 }
 CONVOY_RPC(context_lives);

@@ -17,8 +17,12 @@ std::vector<Ports> expand(const PassHead& head, std::uint32_t batch,
                           const std::vector<Ports>& ports);
 // Gradients of a message's tensors. The answer to the root comes when this worker has something for
 // it, and waits or is done; that to others at once.
+// From the root of a pass that is planned: with this worker's part of it.
 rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t message,
-                                         const std::vector<at::Tensor>& gradients);
+                                         const std::vector<at::Tensor>& gradients,
+                                         const PlanPart& part);
+// That part alone.
+void take_plan(const PassHead& head, const PlanPart& part);
 // To the root: all that was to be run there has run; gradients went to these workers.
 void pass_done(const PassId& pass, WorkerId worker, const std::vector<WorkerId>& engaged);
 void pass_failed(const PassId& pass, const PassError& error);

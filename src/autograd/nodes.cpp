@@ -4,8 +4,7 @@
 
 #include <utility>
 
-#include "autograd/pass.h"
-#include "base/error.h"
+#include "autograd/gated.h"
 
 namespace convoy::autograd::detail {
 namespace {
@@ -13,17 +12,6 @@ namespace {
 using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-
-thread_local Pass* pass_here = nullptr;
-
-Pass& current_pass() {
-  if (!pass_here || !pass_here->is_current_task()) {
-    fail(ErrorKind::kInvalidArgument,
-         "autograd: this graph leads to another worker: use backward() of the "
-         "convoy::autograd::Context in which its calls were made");
-  }
-  return *pass_here;
-}
 
 class EndNode final : public Node {
  public:
@@ -46,30 +34,28 @@ const at::Tensor& nothing() {
   return *tensor;
 }
 
-PassScope::PassScope(Pass& pass) : before_(std::exchange(pass_here, &pass)) {}
-PassScope::~PassScope() { pass_here = before_; }
-
 // The highest number: gradients leave as early as they can.
-RecvNode::RecvNode(WorkerId sender, std::uint64_t message)
-    : Node(/*sequence_nr=*/UINT64_MAX, end_edge()), sender_(sender), message_(message) {}
+RecvNode::RecvNode(Received&& received)
+    : Node(/*sequence_nr=*/UINT64_MAX, end_edge()), received_(std::move(received)) {}
 
 variable_list RecvNode::apply(variable_list&& gradients) {
-  Pass& pass = current_pass();
-  if (pass.fast()) {
+  GatedRun::Host& host = GatedRun::current().host();
+  if (host.sends_zeros()) {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
     }
   }
-  pass.send_back(*this, std::move(gradients));
+  host.send_back(received_, std::move(gradients));
   return {at::Tensor()};
 }
 
-GateNode::GateNode(edge_list&& edges) : Node(/*sequence_nr=*/0, std::move(edges)) {
+GateNode::GateNode(edge_list&& edges, std::uint64_t sequence_nr, std::uint64_t message)
+    : Node(sequence_nr, std::move(edges)), message_(message) {
   add_input_metadata(nothing());
 }
 
 variable_list GateNode::apply(variable_list&&) {
-  Pass::Arrived arrived = current_pass().next_gradient();
+  GatedRun::Host::Arrived arrived = GatedRun::current().host().next_gradient(message_);
   edge_list edges = arrived.send->sent->edges;
   for (std::size_t i = 0; i < edges.size(); ++i) {
     if (arrived.send->tensors[i]) continue;
@@ -85,8 +71,7 @@ EntryNode::EntryNode() : Node(/*sequence_nr=*/UINT64_MAX, end_edge()) {
 }
 
 variable_list EntryNode::apply(variable_list&&) {
-  if (!pass_here) fail(ErrorKind::kInternal, "autograd: the engine runs a pass on another thread");
-  pass_here->begin_task();
+  GatedRun::begin_current();
   return {at::Tensor()};
 }
 

@@ -13,6 +13,7 @@
 #include "autograd/functions.h"
 #include "autograd/nodes.h"
 #include "autograd/registry.h"
+#include "autograd/step_hook.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -20,14 +21,24 @@ namespace convoy::autograd::detail {
 namespace {
 
 namespace ag = torch::autograd;
-using Capture = ag::GraphTask::ExecInfo::Capture;
 
-// What a worker has for the root goes when it waits or is done, but not later than this.
+// What a worker has for the root goes with its end, if that is near: it is small, few nodes are
+// left, and all before took little time. Otherwise at once.
 constexpr std::size_t kMostHeldBack = 16384;  // bytes
+constexpr std::size_t kMostNodesLeft = 5;     // with the one that sends
 constexpr std::chrono::microseconds kMostHeldTime(50);
+
+// Questions of one pass to one worker.
+constexpr std::uint32_t kMostBatches = std::uint32_t{1} << 20;
 
 // Calls of the root with more than this are answered at once: they do not stay open.
 constexpr std::size_t kMostOpen = std::size_t{1} << 20;  // bytes
+
+// Parameters of more than this are stepped after the gradients have gone.
+constexpr std::size_t kMostSteppedFirst = std::size_t{1} << 18;  // bytes
+
+// How long the end of a step is waited for that is under way when its pass is aborted.
+constexpr std::chrono::seconds kMostStepTime(2);
 
 // How long whoever wants gradients waits at least for the root of a pass that is over here.
 constexpr std::chrono::seconds kLeastDecisionTime(10);
@@ -40,29 +51,25 @@ Deadline deadline_after(const Registry& registry, std::uint64_t remaining) {
                          registry.session()->agent().now());
 }
 
+// Of a sparse one: about.
+std::size_t bytes_of(const at::Tensor& gradient) {
+  if (!gradient.defined()) return 0;
+  if (gradient.layout() == c10::kStrided) return gradient.nbytes();
+  return gradient.is_sparse() ? gradient._values().nbytes() + gradient._indices().nbytes() : 0;
+}
 std::size_t bytes_of(const std::vector<at::Tensor>& gradients) {
   std::size_t bytes = 0;
-  for (const at::Tensor& gradient : gradients) bytes += gradient.defined() ? gradient.nbytes() : 0;
+  for (const at::Tensor& gradient : gradients) bytes += bytes_of(gradient);
   return bytes;
 }
 
-// What happens to a gradient that has arrived at a leaf.
-class LeafHook final : public Capture::GradCaptureHook {
- public:
-  LeafHook(ag::AccumulateGrad& leaf, Pass& pass) : leaf_(leaf), pass_(pass) {}
-
-  at::Tensor operator()(const at::Tensor& gradient) override {
-    ag::variable_list gradients{gradient};
-    for (const auto& hook : leaf_.pre_hooks()) gradients = (*hook)(gradients);
-    if (gradients.at(0).defined()) pass_.arrived_at(leaf_, gradients[0]);
-    for (const auto& hook : leaf_.post_hooks()) (*hook)({}, gradients);
-    return {};
-  }
-
- private:
-  ag::AccumulateGrad& leaf_;
-  Pass& pass_;
-};
+// Of models whose gradients are reduced.
+bool has_sinks(const Walk& walk) {
+  return has_reducers() &&
+         std::any_of(walk.nodes().begin(), walk.nodes().end(), [](const ag::Node* node) {
+           return dynamic_cast<const Sink*>(node) != nullptr;
+         });
+}
 
 std::string type_name(const std::type_info& type) {
   int status = 0;
@@ -70,38 +77,6 @@ std::string type_name(const std::type_info& type) {
       abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), std::free);
   return text ? text.get() : type.name();
 }
-
-// Tells a pass of each node that it runs, on this thread.
-class NodeWatch {
- public:
-  explicit NodeWatch(Pass& pass) : before_(std::exchange(watched_pass(), &pass)) {
-    at::RecordFunctionCallback callback(&before, &after);
-    callback.scopes({at::RecordScope::BACKWARD_FUNCTION});
-    handle_ = at::addThreadLocalCallback(callback);
-  }
-  NodeWatch(const NodeWatch&) = delete;
-  NodeWatch& operator=(const NodeWatch&) = delete;
-  ~NodeWatch() {
-    at::removeCallback(handle_);
-    watched_pass() = before_;
-  }
-
- private:
-  static std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) {
-    if (Pass* const watched = watched_pass()) watched->before_node(function.name());
-    return nullptr;
-  }
-  static void after(const at::RecordFunction&, at::ObserverContext*) {
-    if (Pass* const watched = watched_pass()) watched->after_node();
-  }
-  static Pass*& watched_pass() {
-    thread_local Pass* pass = nullptr;
-    return pass;
-  }
-
-  Pass* const before_;
-  at::CallbackHandle handle_ = 0;
-};
 
 }  // namespace
 
@@ -112,10 +87,18 @@ Pass::Pass(std::shared_ptr<ContextState> context, const PassHead& head)
       floor_(head.floor),
       fast_(head.fast),
       retain_(head.retain),
-      deadline_(deadline_after(registry_, head.remaining)) {}
+      deterministic_(head.deterministic),
+      optimizers_(head.optimizers),
+      deadline_(deadline_after(registry_, head.remaining)),
+      planned_(head.planned) {}
 
 PassHead Pass::head() const {
-  PassHead head{id_, floor_, context_->id(), fast_, retain_, kNoLimit};
+  PassHead head{id_,   floor_,   context_->id(), fast_, retain_, deterministic_,
+                false, kNoLimit, optimizers_};
+  {
+    const std::scoped_lock lock(mutex_);
+    head.planned = planned_;
+  }
   if (!deadline_.is_never()) {
     const auto left = deadline_.when() - registry_.session()->agent().now();
     head.remaining = static_cast<std::uint64_t>(std::max<std::int64_t>(left.count(), 1));
@@ -136,18 +119,20 @@ void Pass::follow_all_sends() {
   for (const auto& sent : all) walk_.follow_all(sent);
 }
 
+std::shared_ptr<const SentMessage> Pass::sent(std::uint64_t message) const {
+  auto found = context_->sent(message);
+  if (!found) {
+    fail(ErrorKind::kInvalidArgument, "autograd: ", registry_.name_of(registry_.self()),
+         " has sent no message ", message, " in context ", context_->id());
+  }
+  return found;
+}
+
 std::vector<Ports> Pass::expand_locked(const std::vector<Ports>& ports) {
-  if (state_ != State::kDiscovery || aborted()) {
+  if (state_ != State::kDiscovery || planned_ || aborted()) {
     fail(ErrorKind::kInvalidArgument, "autograd: discovery of this backward pass is over");
   }
-  for (const Ports& each : ports) {
-    const auto sent = context_->sent(each.message);
-    if (!sent) {
-      fail(ErrorKind::kInvalidArgument, "autograd: ", registry_.name_of(registry_.self()),
-           " has sent no message ", each.message, " in context ", context_->id());
-    }
-    walk_.follow(sent, each.tensors);
-  }
+  for (const Ports& each : ports) walk_.follow(sent(each.message), each.tensors);
   return walk_.take_reached();
 }
 
@@ -160,6 +145,10 @@ std::vector<Ports> Pass::expand(std::uint32_t batch, const std::vector<Ports>& p
   const std::scoped_lock lock(mutex_);
   const auto known = answers_.find(batch);
   if (known != answers_.end()) return known->second;
+  if (batch > kMostBatches) {
+    fail(ErrorKind::kInvalidArgument,
+         "autograd: this is no question of a backward pass: it is number ", batch);
+  }
   return answers_.emplace(batch, expand_locked(ports)).first->second;
 }
 
@@ -168,29 +157,115 @@ std::vector<Ports> Pass::take_reached() {
   return walk_.take_reached();
 }
 
+std::optional<std::set<WorkerId>> Pass::make_plan() {
+  const WorkerId self = registry_.self();
+  const std::scoped_lock lock(mutex_);
+  auto plan = walk_.plan(self);
+  if (!plan) return std::nullopt;
+  const auto own = plan->find(self);
+  if (own != plan->end()) {
+    for (const PlannedSend& each : own->second.sends) {
+      const auto sent = context_->sent(each.message);
+      if (!sent) return std::nullopt;
+      walk_.follow(sent, each.tensors);
+    }
+    // Otherwise somebody has said something else than there is: discovery finds out what.
+    if (walk_.ports() != own->second.ports) return std::nullopt;
+    plan->erase(own);
+  }
+  std::set<WorkerId> others;
+  for (const auto& [worker, part] : *plan) {
+    if (part.sends.empty()) return std::nullopt;
+    others.insert(worker);
+  }
+  static_cast<void>(walk_.take_reached());
+  parts_ = std::move(*plan);
+  planned_ = true;
+  return others;
+}
+
+void Pass::follow_plan(const PlanPart& part) {
+  bool starts = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (followed_plan_ || aborted() || state_ != State::kDiscovery) return;
+    for (const PlannedSend& each : part.sends) walk_.follow(sent(each.message), each.tensors);
+    if (!planned_ || walk_.ports() != part.ports) {
+      fail(ErrorKind::kInvalidArgument,
+           "autograd: what messages said of those before them does not fit this backward pass: ",
+           part.ports, " tensors of messages that came, but ", walk_.ports(), " are used");
+    }
+    for (const Gradient& each : arrived_) require_expected(each);
+    followed_plan_ = true;
+    starts = !arrived_.empty();
+    if (starts) state_ = State::kRunning;
+  }
+  if (starts) start();
+}
+
+void Pass::send_plans(bool all) {
+  std::vector<std::pair<WorkerId, PlanPart>> parts;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (auto each = parts_.begin(); each != parts_.end();) {
+      const bool goes = all || !each->second.from_root;
+      if (goes) parts.emplace_back(each->first, std::move(each->second));
+      each = goes ? parts_.erase(each) : std::next(each);
+    }
+  }
+  for (auto& [worker, part] : parts) {
+    registry_.ask<take_plan>(
+        worker, deadline_,
+        [self = shared_from_this(), to = worker](const rpc::Future<void>& answer) {
+          if (!answer.error() || self->aborted()) return;
+          PassError error = self->describe(answer.error());
+          error.worker = to;
+          self->tell_root(error);
+        },
+        head(), std::move(part));
+  }
+}
+
 // --- execution ---------------------------------------------------------------------------------
+
+void Pass::require_expected(const Gradient& gradient) const {
+  const auto send = walk_.sends().find(gradient.message);
+  if (send != walk_.sends().end() && send->second.tensors.size() == gradient.tensors.size()) return;
+  fail(ErrorKind::kInvalidArgument, "autograd: message ", gradient.message, " of context ",
+       context_->id(), " expects no such gradients in this backward pass");
+}
 
 void Pass::deliver(std::uint64_t message, const std::vector<at::Tensor>& gradients) {
   bool starts = false;
   {
     const std::scoped_lock lock(mutex_);
-    if (aborted() || state_ >= State::kDone || !came_.insert(message).second) return;
+    if (aborted() || state_ >= State::kDone || came_.contains(message)) return;
     if (fast_ && state_ == State::kDiscovery) {
       for (const auto& sent : context_->all_sent()) walk_.follow_all(sent);
     }
-    const auto send = walk_.sends().find(message);
-    if (send == walk_.sends().end() || send->second.tensors.size() != gradients.size()) {
-      came_.erase(message);
-      fail(ErrorKind::kInvalidArgument, "autograd: message ", message, " of context ",
-           context_->id(), " expects no such gradients in this backward pass");
-    }
-    arrived_.emplace_back(message, gradients);
-    starts = state_ == State::kDiscovery;
+    Gradient gradient{message, gradients};
+    // It is looked at when the part has come that it belongs to.
+    const bool too_early = planned_ && state_ == State::kDiscovery && !followed_plan_;
+    if (!too_early) require_expected(gradient);
+    came_.insert(message);
+    arrived_.push_back(std::move(gradient));
+    starts = state_ == State::kDiscovery && !too_early;
     if (starts) state_ = State::kRunning;
   }
-  if (!starts) return registry_.wake();
+  if (starts) return start();
+  registry_.wake();
+}
+
+// What is short runs on the thread that has taken the gradient, after its handler.
+void Pass::start() {
   try {
-    registry_.session()->agent().post([self = shared_from_this()] { self->run_for_root(); });
+    auto run = [self = shared_from_this()] { self->run_for_root(); };
+    agent::Agent& agent = registry_.session()->agent();
+    if (registry_.runs_are_short()) {
+      agent.run_after_handler(std::move(run));
+    } else {
+      agent.post(std::move(run));
+    }
   } catch (const std::exception& error) {
     // Whoever sent the gradient hears of it, and tells the root.
     abort(concat("it could not be run: ", error.what()));
@@ -199,17 +274,25 @@ void Pass::deliver(std::uint64_t message, const std::vector<at::Tensor>& gradien
   }
 }
 
-Pass::Arrived Pass::next_gradient() {
+Pass::Arrived Pass::next_gradient(std::uint64_t message) {
   const auto session = registry_.session();
+  const auto find = [&] {
+    return message == 0 ? arrived_.begin()
+                        : std::find_if(arrived_.begin(), arrived_.end(), [&](const Gradient& each) {
+                            return each.message == message;
+                          });
+  };
   const auto ready = [&] {
     const std::scoped_lock lock(mutex_);
-    return !arrived_.empty() || aborted() || session->agent().is_shut_down();
+    return find() != arrived_.end() || aborted() || session->agent().is_shut_down();
   };
-  if (!ready()) {
+  bool in_time = ready();
+  if (!in_time) {
+    send_plans(true);
     if (!for_root_.empty()) flush(false);
     answer_most();
+    in_time = session->agent().wait(deadline_, ready);
   }
-  const bool in_time = session->agent().wait(deadline_, ready);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
   if (session->agent().is_shut_down()) {
@@ -220,27 +303,42 @@ Pass::Arrived Pass::next_gradient() {
          "the backward pass has not ended by its deadline: ", registry_.name_of(registry_.self()),
          " waits for ", waits_for_locked());
   }
-  auto [message, gradients] = std::move(arrived_.front());
-  arrived_.pop_front();
-  return {&walk_.sends().at(message), std::move(gradients)};
+  const auto found = find();
+  Gradient gradient = std::move(*found);
+  arrived_.erase(found);
+  return {&walk_.sends().at(gradient.message), std::move(gradient.tensors)};
 }
 
-void Pass::send_back(const RecvNode& recv, ag::variable_list&& gradients) {
-  const WorkerId to = recv.sender();
-  const WorkerId self = registry_.self();
-  if (to == self) return deliver(recv.message(), gradients);
+void Pass::send_back(const Received& received, std::vector<at::Tensor>&& gradients) {
+  if (discovering_) {
+    early_.emplace_back(received, std::move(gradients));
+    return;
+  }
+  const WorkerId to = received.sender;
+  if (to == registry_.self()) return deliver(received.message, gradients);
   {
     const std::scoped_lock lock(mutex_);
     engaged_.insert(to);
   }
-  if (to != id_.root) return send(to, recv.message(), gradients);
-  const std::size_t bytes = bytes_of(gradients);
-  if (for_root_.empty()) for_root_since_ = std::chrono::steady_clock::now();
-  for_root_.push_back({recv.message(), std::move(gradients)});
-  if (bytes > kMostHeldBack) flush(false);
+  if (to != id_.root || bytes_of(gradients) > kMostHeldBack) {
+    return send(to, received.message, gradients);
+  }
+  for_root_.push_back({received.message, std::move(gradients)});
+  if (nodes_left_ > kMostNodesLeft || std::chrono::steady_clock::now() - began_ > kMostHeldTime) {
+    flush(false);
+  }
 }
 
 void Pass::send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& gradients) {
+  PlanPart part;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found = parts_.find(to);
+    if (found != parts_.end()) {
+      part = std::move(found->second);
+      parts_.erase(found);
+    }
+  }
   registry_.ask<take_gradient>(
       to, deadline_,
       [self = shared_from_this(), to](const rpc::Future<GradientReply>& answer) {
@@ -253,7 +351,7 @@ void Pass::send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor
             concat("no gradient could be sent to ", self->registry_.name_of(to), ": ", error.text);
         self->tell_root(error);
       },
-      head(), message, gradients);
+      head(), message, gradients, std::move(part));
 }
 
 void Pass::tell_root(const PassError& error) {
@@ -283,12 +381,24 @@ rpc::Future<GradientReply> Pass::nothing_for_root() {
   return nothing.future();
 }
 
-rpc::Future<GradientReply> Pass::answer_for_root(std::uint64_t message,
-                                                 const std::vector<at::Tensor>& gradients) {
-  const bool at_once = bytes_of(gradients) > kMostOpen;
+rpc::Future<GradientReply> Pass::take(std::uint64_t message,
+                                      const std::vector<at::Tensor>& gradients, bool from_root) {
+  auto answer = from_root ? answer_for_root(message, bytes_of(gradients)) : nothing_for_root();
+  try {
+    deliver(message, gradients);
+  } catch (...) {
+    const std::scoped_lock lock(mutex_);
+    root_calls_.erase(message);
+    open_calls_.erase(message);
+    throw;
+  }
+  return answer;
+}
+
+rpc::Future<GradientReply> Pass::answer_for_root(std::uint64_t message, std::size_t bytes) {
   const std::scoped_lock lock(mutex_);
   RootCall& call = root_calls_[message];
-  if ((answered_all_ || at_once) && !call.answer) call.answer.emplace();
+  if ((answered_all_ || bytes > kMostOpen) && !call.answer) call.answer.emplace();
   rpc::Promise<GradientReply> promise;
   auto future = promise.future();
   if (call.answer) {
@@ -354,81 +464,187 @@ void Pass::answer_all() {
   for (auto& promise : waiting) promise.set_value();
 }
 
-void Pass::before_node(const char* name) {
-  if (is_current_task()) node_ = name;
-}
+void Pass::before_node(const char* name) { node_ = name; }
 
-void Pass::after_node() {
-  if (!for_root_.empty() && std::chrono::steady_clock::now() - for_root_since_ > kMostHeldTime) {
+bool Pass::after_node() {
+  if (nodes_left_ != 0) --nodes_left_;
+  if (!for_root_.empty() && std::chrono::steady_clock::now() - began_ > kMostHeldTime) {
     flush(false);
   }
-  if (!aborted() || !is_current_task()) return;
-  // The engine passes over all that is left.
-  auto& all = const_cast<std::unordered_map<ag::Node*, ag::GraphTask::ExecInfo>&>(
-      *ag::get_current_graph_task_exec_info());
-  for (auto& [node, info] : all) {
-    info.needed_ = false;
-    info.captures_.reset();
-  }
+  return !aborted();
 }
 
-bool Pass::is_current_task() const { return ag::get_current_graph_task_id() == task_; }
-
-void Pass::begin_task() {
-  task_ = ag::get_current_graph_task_id();
-  auto& all = const_cast<std::unordered_map<ag::Node*, ag::GraphTask::ExecInfo>&>(
-      *ag::get_current_graph_task_exec_info());
-  for (const auto& node : walk_.leaves()) {
-    ag::GraphTask::ExecInfo& info = all.at(node.get());
-    if (auto* const leaf = dynamic_cast<ag::AccumulateGrad*>(node.get())) {
-      info.captures_->at(0).DO_NOT_USE_DEPRECATED_register_capture_hook(
-          std::make_unique<LeafHook>(*leaf, *this));
-    } else {
-      info.needed_ = true;  // it leads nowhere, but is run as in any backward pass
+// A reducer's hook wants the gradient in `.grad`.
+bool Pass::engine_accumulates(ag::AccumulateGrad& leaf) {
+  bool accumulates = false;
+  for (const auto& hook : leaf.post_hooks()) {
+    const auto* const of_reducer = dynamic_cast<const ReducerHook*>(hook.get());
+    if (const auto reducer = of_reducer ? of_reducer->reducer() : nullptr) {
+      lend(reducer);
+      accumulates = true;
     }
   }
+  return accumulates;
 }
 
-void Pass::arrived_at(const ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
+void Pass::lend(const std::shared_ptr<Reducer::Impl>& reducer) {
+  if (loans_.contains(reducer)) return;
+  loans_.emplace(reducer, std::make_unique<GradientLoan>(reducer, context_->of_reducer(reducer)));
+}
+
+std::string Pass::given_up() const {
+  if (!aborted()) return "";
+  const std::scoped_lock lock(mutex_);
+  return concat("its distributed backward pass was given up: ", why_);
+}
+
+void Pass::end_loans() {
+  if (!aborted()) {
+    for (const auto& [reducer, loan] : loans_) reduced_.emplace_back(reducer, loan->take());
+  }
+  loans_.clear();
+}
+
+void Pass::arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
   gradients_.emplace_back(leaf.variable, gradient);
 }
 
-void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor> gradients) {
-  RECORD_FUNCTION("convoy::autograd::backward", {});
-  ag::edge_list edges{ag::Edge(c10::make_intrusive<EntryNode>(), 0)};
-  ag::variable_list inputs{nothing()};
-  ag::edge_list outputs{ag::Edge(end_node(), 0)};
+bool Pass::prepare_early() {
+  const auto all = context_->all_sent();
+  const std::scoped_lock lock(mutex_);
+  // A reducer waits for all of its gradients in one run.
+  if (!walk_.is_apart_from(all) || has_sinks(walk_)) return false;
+  if (deterministic_) static_cast<void>(context_->put_in_order(walk_));
+  // Now: the walk grows when others are asked.
+  early_engine_.emplace(*this, walk_);
+  first_leaf_ = walk_.leaves().size();
+  discovering_ = true;
+  return true;
+}
+
+void Pass::run_early(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gradients) {
+  run_engine(*early_engine_, roots, std::move(gradients));
+  early_engine_.reset();
+}
+
+void Pass::discovery_ended() {
   {
     const std::scoped_lock lock(mutex_);
     state_ = State::kRunning;
-    edges.insert(edges.end(), roots.begin(), roots.end());
-    inputs.insert(inputs.end(), std::make_move_iterator(gradients.begin()),
-                  std::make_move_iterator(gradients.end()));
-    for (const auto& [message, send] : walk_.sends()) {
-      ag::edge_list of_send = send.sent->edges;
-      for (std::size_t i = 0; i < of_send.size(); ++i) {
-        if (!send.tensors[i]) of_send[i] = {};
-      }
-      edges.emplace_back(c10::make_intrusive<GateNode>(std::move(of_send)), 0);
-      inputs.push_back(nothing());
-    }
-    for (const auto& leaf : walk_.leaves()) outputs.emplace_back(leaf, 0);
   }
-  const PassScope scope(*this);
-  const rpc::detail::RecorderScope recorded(context_);
-  const NodeWatch watch(*this);
-  ag::Engine::get_default_engine().execute(edges, inputs, retain_, /*create_graph=*/false,
-                                           /*accumulate_grad=*/false, outputs);
+  discovering_ = false;
+  for (auto& [received, gradients] : std::exchange(early_, {})) {
+    send_back(received, std::move(gradients));
+  }
+}
+
+void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gradients) {
+  send_plans(false);
+  std::optional<GatedRun> engine;
+  bool needed = !roots.empty();
+  {
+    const std::scoped_lock lock(mutex_);
+    state_ = State::kRunning;
+    needed = needed || !walk_.sends().empty();
+    nodes_left_ = 1 + walk_.nodes().size() - walk_.leaves().size() + walk_.reached().size() +
+                  walk_.sends().size();
+    engine.emplace(*this, walk_, first_leaf_);
+    if (deterministic_) {
+      const auto numbers = context_->put_in_order(walk_);
+      engine->add_gates(walk_, [&](const SentMessage& sent) { return numbers.at(sent.message); });
+    } else {
+      engine->add_gates(walk_);
+    }
+  }
+  if (needed) run_engine(*engine, roots, std::move(gradients));
+  send_plans(true);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
   state_ = State::kDone;
 }
 
-// On the pool, of a worker that is not the root.
+void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
+                      std::vector<at::Tensor>&& gradients) {
+  RECORD_FUNCTION("convoy::autograd::backward", {});
+  const rpc::detail::RecorderScope recorded(FrameRecorder::of(context_));
+  began_ = std::chrono::steady_clock::now();
+  const GradientHome::Scope home(*this);
+  engine_ = &engine;
+  try {
+    engine.run(roots, std::move(gradients), retain_);
+  } catch (...) {
+    engine_ = nullptr;
+    loans_.clear();
+    throw;
+  }
+  engine_ = nullptr;
+  end_loans();
+}
+
+// The answer of this worker comes with the end of its part; but nobody waits for gradients
+// meanwhile, if the step takes its time.
+void Pass::step() {
+  if (optimizers_.empty()) return;
+  std::vector<Gradients::Item> items;
+  {
+    std::size_t bytes = 0;
+    for (const auto& [leaf, gradient] : gradients_) bytes += bytes_of(gradient);
+    if (bytes > kMostSteppedFirst && !for_root_.empty()) flush(false);
+    items = context_->gradients_with(gradients_);
+  }
+  for (const auto& [reducer, now] : reduced_) {
+    const auto& parameters = parameters_of(*reducer);
+    std::erase_if(items, [&](const Gradients::Item& item) {
+      return std::any_of(parameters.begin(), parameters.end(),
+                         [&](const at::Tensor& each) { return each.is_same(item.first); });
+    });
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (now.gradients[i].defined()) items.emplace_back(parameters[i], now.gradients[i]);
+    }
+  }
+  {
+    // Once it is aborted nothing is stepped any more.
+    const std::scoped_lock lock(mutex_);
+    if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
+    stepped_ = Stepped::kIsBeing;
+  }
+  std::size_t count = 0;
+  try {
+    const rpc::detail::RecorderScope not_recorded(nullptr);
+    count = step_hook()(*registry_.session(), optimizers_, Gradients(std::move(items)));
+  } catch (...) {
+    {
+      const std::scoped_lock lock(mutex_);
+      stepped_ = Stepped::kNothing;
+    }
+    registry_.wake();
+    throw;
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    stepped_ = count == 0 ? Stepped::kNothing : Stepped::kStepped;
+  }
+  registry_.wake();
+}
+
+Stepped Pass::stepped() const {
+  const auto session = registry_.session();
+  Stepped now = Stepped::kNothing;
+  session->agent().wait(Deadline::after(kMostStepTime, session->agent().now()), [&] {
+    const std::scoped_lock lock(mutex_);
+    now = stepped_;
+    return now != Stepped::kIsBeing;
+  });
+  return now;
+}
+
+// Of a worker that is not the root.
 void Pass::run_for_root() noexcept {
   try {
+    const auto began = std::chrono::steady_clock::now();
     try {
       run({}, {});
+      step();
       flush(true);
     } catch (...) {
       if (!aborted()) {
@@ -436,6 +652,7 @@ void Pass::run_for_root() noexcept {
       }
     }
     answer_all();
+    registry_.ran(std::chrono::steady_clock::now() - began);
   } catch (const std::exception& error) {
     log_warn("autograd: a backward pass ended, and its root cannot be told: ", error.what());
   }
@@ -451,6 +668,9 @@ void Pass::commit() {
       fail(ErrorKind::kInternal, "autograd: a backward pass that has not run is to be committed");
     }
     context_->add(std::exchange(gradients_, {}));
+    for (auto& [reducer, now] : std::exchange(reduced_, {})) {
+      context_->replace(reducer, std::move(now));
+    }
     state_ = State::kCommitted;
   }
   registry_.wake();
@@ -476,6 +696,7 @@ AbortReply Pass::abort(const std::string& why) {
   {
     const std::scoped_lock lock(mutex_);
     reply.engaged.assign(engaged_.begin(), engaged_.end());
+    reply.stepped = stepped_;
     if (state_ == State::kRunning && arrived_.empty()) reply.waits_for = waits_for_locked();
     if (aborted()) return reply;
     why_ = why;
@@ -549,8 +770,9 @@ PassError Pass::describe(const std::exception_ptr& error, const std::string& nod
   } catch (const rpc::RemoteError& thrown) {
     set(thrown.kind(), thrown.remote_type(), thrown.what());
   } catch (const Error& thrown) {
-    set(thrown.kind() == ErrorKind::kTimeout ? ErrorKind::kTimeout : ErrorKind::kRemote,
-        type_name(typeid(thrown)), thrown.what());
+    const bool kept =
+        thrown.kind() == ErrorKind::kTimeout || thrown.kind() == ErrorKind::kUnsupported;
+    set(kept ? thrown.kind() : ErrorKind::kRemote, type_name(typeid(thrown)), thrown.what());
   } catch (const c10::Error& thrown) {
     set(ErrorKind::kRemote, type_name(typeid(thrown)), in_node(thrown.what_without_backtrace()));
   } catch (const std::exception& thrown) {

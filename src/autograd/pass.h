@@ -15,17 +15,14 @@
 #include <vector>
 
 #include "autograd/context.h"
+#include "autograd/gated.h"
 #include "autograd/walk.h"
 #include "autograd/wire.h"
 #include "convoy/deadline.h"
-
-namespace torch::autograd {
-struct AccumulateGrad;
-}
+#include "ddp/gradient_home.h"
 
 namespace convoy::autograd::detail {
 
-class RecvNode;
 class Registry;
 
 // One worker's part of a backward pass: what of its graph takes part, the gradients that have come
@@ -33,7 +30,9 @@ class Registry;
 // of libtorch's engine), done (the root decides), committed; ended, when the registry has let go of
 // it.
 // Thread-safe, but for run().
-class Pass : public std::enable_shared_from_this<Pass> {
+class Pass final : public GatedRun::Host,
+                   public GradientHome,
+                   public std::enable_shared_from_this<Pass> {
  public:
   Pass(std::shared_ptr<ContextState> context, const PassHead& head);
 
@@ -42,7 +41,6 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // As it is sent on, with what is left of its time.
   PassHead head() const;
   const Deadline& deadline() const { return deadline_; }
-  bool fast() const { return fast_; }
 
   // --- discovery ---
 
@@ -53,20 +51,37 @@ class Pass : public std::enable_shared_from_this<Pass> {
   std::vector<Ports> expand(std::uint32_t batch, const std::vector<Ports>& ports);
   std::vector<Ports> expand_here(const std::vector<Ports>& ports);
   std::vector<Ports> take_reached();
+  // At the root: if what was reached says itself what it depends on, the others who take part.
+  // Nobody is asked then; they get their parts with gradients, or before.
+  std::optional<std::set<WorkerId>> make_plan();
+  // At another worker: its part. kInvalidArgument. The same may come again.
+  void follow_plan(const PlanPart& part);
 
   // --- execution ---
 
+  // At the root, before others are asked: if what was reached from the roots shares nothing with
+  // what gradients could come for, it can run while they are. What it sends goes with
+  // discovery_ended().
+  bool prepare_early();
+  void run_early(const std::vector<torch::autograd::Edge>& roots,
+                 std::vector<at::Tensor>&& gradients);
+  void discovery_ended();
   // Runs the engine on this thread until all gradients have come and gone. Throws what a node
   // throws, kTimeout at the deadline, kCancelled after abort().
-  void run(const std::vector<torch::autograd::Edge>& roots, std::vector<at::Tensor> gradients);
+  void run(const std::vector<torch::autograd::Edge>& roots, std::vector<at::Tensor>&& gradients);
   // Gradients of a message that this worker sent. The first one starts it. Ignored if they have
   // come before.
   void deliver(std::uint64_t message, const std::vector<at::Tensor>& gradients);
-  // At a worker that is not the root: what goes there goes as an answer to one of its calls, if
-  // that can be. The same one, if the call comes again.
-  rpc::Future<GradientReply> answer_for_root(std::uint64_t message,
-                                             const std::vector<at::Tensor>& gradients);
+  // The same of a call. At a worker that is not the root: what goes there goes as an answer to one
+  // of its calls, if that can be. The same one, if the call comes again.
+  rpc::Future<GradientReply> take(std::uint64_t message, const std::vector<at::Tensor>& gradients,
+                                  bool from_root);
   static rpc::Future<GradientReply> nothing_for_root();
+
+  // The optimizers of the pass step here. Behind run().
+  void step();
+  // Waits a little for a step that is under way.
+  Stepped stepped() const;
 
   // --- the end ---
 
@@ -86,24 +101,38 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // That threw out of run().
   const std::string& last_node() const { return node_; }
 
-  // --- for nodes, on the thread of run() ---
+  // --- for the engine's run ---
 
-  struct Arrived {
-    const Walk::ActiveSend* send = nullptr;
-    std::vector<at::Tensor> gradients;
-  };
-  Arrived next_gradient();
-  void send_back(const RecvNode& recv, torch::autograd::variable_list&& gradients);
-  void begin_task();
-  void arrived_at(const torch::autograd::AccumulateGrad& leaf, const at::Tensor& gradient);
-  void before_node(const char* name);
-  void after_node();
-  bool is_current_task() const;
+  Arrived next_gradient(std::uint64_t message) override;
+  void send_back(const Received& received, std::vector<at::Tensor>&& gradients) override;
+  void arrived_at(torch::autograd::AccumulateGrad& leaf, const at::Tensor& gradient) override;
+  bool engine_accumulates(torch::autograd::AccumulateGrad& leaf) override;
+  bool sends_zeros() const override { return fast_; }
+  void before_node(const char* name) override;
+  bool after_node() override;
+  // GradientHome
+  bool is_current() const override { return engine_ != nullptr && engine_->is_current_task(); }
+  void lend(const std::shared_ptr<Reducer::Impl>& reducer) override;
+  std::string given_up() const override;
 
  private:
   enum class State { kDiscovery, kRunning, kDone, kCommitted };
 
+  struct Gradient {
+    std::uint64_t message = 0;
+    std::vector<at::Tensor> tensors;
+  };
+
   std::vector<Ports> expand_locked(const std::vector<Ports>& ports);
+  std::shared_ptr<const SentMessage> sent(std::uint64_t message) const;
+  void require_expected(const Gradient& gradient) const;
+  void start();
+  void run_engine(GatedRun& engine, const std::vector<torch::autograd::Edge>& roots,
+                  std::vector<at::Tensor>&& gradients);
+  void end_loans();
+  rpc::Future<GradientReply> answer_for_root(std::uint64_t message, std::size_t bytes);
+  // Parts that have not gone with a gradient; those alone that gradients may not take along.
+  void send_plans(bool all);
   void send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& gradients);
   void tell_root(const PassError& error);
   void took_answer(const GradientReply& reply, WorkerId from);
@@ -121,6 +150,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const std::uint64_t floor_;
   const bool fast_;
   const bool retain_;
+  const bool deterministic_;
+  const std::vector<StepId> optimizers_;
   const Deadline deadline_;
 
   std::atomic<bool> aborted_{false};
@@ -129,10 +160,14 @@ class Pass : public std::enable_shared_from_this<Pass> {
   State state_ = State::kDiscovery;
   Walk walk_;
   std::map<std::uint32_t, std::vector<Ports>> answers_;
+  bool planned_ = false;
+  bool followed_plan_ = false;          // its own part, at another worker
+  std::map<WorkerId, PlanPart> parts_;  // at the root: those that have not gone
   std::set<std::uint64_t> came_;
-  std::deque<std::pair<std::uint64_t, std::vector<at::Tensor>>> arrived_;
+  std::deque<Gradient> arrived_;
   std::set<WorkerId> engaged_;
   std::string why_;  // it was aborted
+  Stepped stepped_ = Stepped::kNothing;
   struct RootCall {
     std::vector<rpc::Promise<GradientReply>> waiting;
     std::optional<GradientReply> answer;
@@ -143,9 +178,17 @@ class Pass : public std::enable_shared_from_this<Pass> {
 
   // Of the thread of run(), and of commit() after it.
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
+  // Of reducers' parameters: instead of what the context has.
+  std::vector<std::pair<std::shared_ptr<Reducer::Impl>, ContextGradients>> reduced_;
+  std::map<std::shared_ptr<Reducer::Impl>, std::unique_ptr<GradientLoan>> loans_;
+  GatedRun* engine_ = nullptr;  // while it runs
   std::vector<MessageGradients> for_root_;
-  std::chrono::steady_clock::time_point for_root_since_;
-  int task_ = -1;
+  std::vector<std::pair<Received, std::vector<at::Tensor>>> early_;  // until discovery has ended
+  std::optional<GatedRun> early_engine_;
+  bool discovering_ = false;    // early_ is used
+  std::size_t first_leaf_ = 0;  // that has not been run
+  std::size_t nodes_left_ = 0;
+  std::chrono::steady_clock::time_point began_;
   std::string node_;  // that runs, or ran last
 };
 

@@ -14,6 +14,9 @@ using namespace std::chrono_literals;
 constexpr int kCreatorShift = 48;
 constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kCreatorShift) - 1;
 
+// Runs of the engine that take less do not need a thread of their own.
+constexpr std::chrono::nanoseconds kShortRun = 300us;
+
 // How long a worker that does not answer is told that a context is over.
 constexpr auto kMostReleaseTime = 60s;
 
@@ -51,13 +54,16 @@ class Holder final : public rpc::detail::Recordings {
 
   std::shared_ptr<rpc::detail::Recorder> came(std::uint32_t from,
                                               const rpc::detail::RecordTrailer& trailer,
+                                              std::span<const std::byte> tail,
                                               const std::vector<at::Tensor>& tensors,
                                               std::string_view function, bool reply) override {
     // A reply of a context that is over here makes none.
     auto context =
         reply ? registry_->find(trailer.context) : registry_->find_or_make(trailer.context);
-    if (context) context->came(from, trailer.message, tensors, function, reply);
-    return context;
+    if (!context) return nullptr;
+    auto place = context->came(from, trailer.message, tail, tensors, function, reply);
+    if (!place) return nullptr;
+    return std::make_shared<FrameRecorder>(std::move(context), std::move(place));
   }
 
   Registry& registry() { return *registry_; }
@@ -76,6 +82,15 @@ Registry& registry_of(rpc::detail::SessionImpl& session) {
     });
 
 }  // namespace
+
+std::uint64_t numbered_by(WorkerId worker, std::uint64_t number) {
+  if (worker >> (64 - kCreatorShift) != 0) {
+    fail(ErrorKind::kUnsupported, "autograd: worker ", worker,
+         " cannot take part: contexts have room for ", 1 << (64 - kCreatorShift),
+         " workers that have ever joined a session");
+  }
+  return (std::uint64_t{worker} << kCreatorShift) | (number & kNumberMask);
+}
 
 Registry::Registry(rpc::detail::SessionImpl& session) : address_(&session), session_(&session) {}
 
@@ -158,16 +173,27 @@ std::string Registry::name_of(WorkerId worker) const {
   }
 }
 
-std::uint64_t Registry::next_message() {
-  return (std::uint64_t{self()} << kCreatorShift) | ++last_message_;
+bool Registry::is_worker(WorkerId worker) const {
+  try {
+    static_cast<void>(session()->agent().worker(static_cast<std::int64_t>(worker)));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
+
+void Registry::require_worker(WorkerId worker) const {
+  static_cast<void>(rpc::detail::find_worker(*session(), rpc::To(worker)));
+}
+
+std::uint64_t Registry::next_message() { return numbered_by(self(), ++last_message_); }
 
 // --- contexts ----------------------------------------------------------------------------------
 
 std::shared_ptr<ContextState> Registry::make_context() {
   const WorkerId creator = self();
   const std::scoped_lock lock(mutex_);
-  const ContextId id = (std::uint64_t{creator} << kCreatorShift) | ++last_context_;
+  const ContextId id = numbered_by(creator, ++last_context_);
   auto context = std::make_shared<ContextState>(shared_from_this(), id);
   contexts_.emplace(id, context);
   return context;
@@ -186,7 +212,12 @@ std::shared_ptr<ContextState> Registry::find_or_make(ContextId id) {
   const auto found = contexts_.find(id);
   if (found != contexts_.end()) return found->second;
   // Our own ones are made by make_context() only.
-  if (own || released_[creator].contains(id & kNumberMask)) return nullptr;
+  if (own) return nullptr;
+  const auto released = released_.find(creator);
+  if (released != released_.end() && released->second.contains(id & kNumberMask)) return nullptr;
+  if (contexts_.size() >= kMostAtOnce) {
+    fail(ErrorKind::kResource, "autograd: there are ", kMostAtOnce, " contexts here at once");
+  }
   auto context = std::make_shared<ContextState>(shared_from_this(), id);
   contexts_.emplace(id, context);
   return context;
@@ -214,13 +245,14 @@ void Registry::release_own(ContextId id) {
 
 void Registry::release(ContextId id, std::uint64_t floor, std::optional<WorkerId> from) {
   const auto creator = static_cast<WorkerId>(id >> kCreatorShift);
+  if (!is_worker(creator) && !find(id)) return;
   std::vector<std::shared_ptr<ContextState>> gone;
   std::vector<std::shared_ptr<Pass>> passes;
   {
     const std::scoped_lock lock(mutex_);
     EndedNumbers& released = released_[creator];
     released.raise(floor);
-    if (!released.contains(id & kNumberMask)) released.numbers.insert(id & kNumberMask);
+    released.add(id & kNumberMask);
     for (auto each = contexts_.begin(); each != contexts_.end();) {
       const bool ends =
           each->first >> kCreatorShift == creator && released.contains(each->first & kNumberMask);
@@ -313,11 +345,16 @@ std::shared_ptr<Pass> Registry::find_or_make_pass(const PassHead& head) {
     fail(ErrorKind::kInvalidArgument, "autograd: ", name_of(self()), " has no context ",
          head.context, ": it was released, or never came there");
   }
+  require_worker(head.pass.root);
   auto made = std::make_shared<Pass>(context, head);
   const std::scoped_lock lock(mutex_);
   EndedNumbers& ended = ended_[head.pass.root];
   ended.raise(head.floor);
   if (ended.contains(head.pass.number)) return nullptr;
+  if (passes_.size() >= kMostAtOnce) {
+    fail(ErrorKind::kResource, "autograd: there are ", kMostAtOnce,
+         " backward passes here at once");
+  }
   return passes_.emplace(head.pass, std::move(made)).first->second;
 }
 
@@ -325,8 +362,7 @@ std::shared_ptr<Pass> Registry::end_pass(const PassId& id) {
   const std::uint64_t here = self_.load(std::memory_order_relaxed);  // known: there is a pass
   std::shared_ptr<Pass> pass;
   const std::scoped_lock lock(mutex_);
-  EndedNumbers& ended = ended_[id.root];
-  if (!ended.contains(id.number)) ended.numbers.insert(id.number);
+  ended_[id.root].add(id.number);
   if (id.root == here) live_passes_.erase(id.number);
   coordinators_.erase(id);
   const auto found = passes_.find(id);
@@ -348,6 +384,18 @@ std::vector<std::shared_ptr<Pass>> Registry::passes_of(ContextId id) const {
     if (pass->context().id() == id) result.push_back(pass);
   }
   return result;
+}
+
+bool Registry::runs_are_short() const {
+  return average_run_.load(std::memory_order_relaxed) < kShortRun.count();
+}
+
+void Registry::ran(std::chrono::nanoseconds time) {
+  // One that was long is long at once.
+  const std::int64_t before = average_run_.load(std::memory_order_relaxed);
+  const bool at_once = time > 10 * kShortRun;
+  average_run_.store(at_once ? time.count() : (7 * before + time.count()) / 8,
+                     std::memory_order_relaxed);
 }
 
 // On the thread that serves.

@@ -22,12 +22,26 @@ namespace convoy::autograd::detail {
 class Coordinator;
 class Pass;
 
-// Numbers that have come and gone: all below `floor`, and these.
+// A number of its own that a worker gives to a context or a message: no two workers give the same.
+// kUnsupported for a worker with a number over 65535.
+std::uint64_t numbered_by(WorkerId worker, std::uint64_t number);
+
+// Contexts, and passes, that others may have here at once. More is kResource.
+inline constexpr std::size_t kMostAtOnce = std::size_t{1} << 16;
+
+// Numbers that have come and gone: all below `floor`, and these, of which the oldest are forgotten
+// if there are too many.
 struct EndedNumbers {
+  static constexpr std::size_t kMost = std::size_t{1} << 16;
   std::uint64_t floor = 0;
   std::set<std::uint64_t> numbers = {};
 
   bool contains(std::uint64_t number) const { return number < floor || numbers.contains(number); }
+  void add(std::uint64_t number) {
+    if (number >= floor && numbers.insert(number).second && numbers.size() > kMost) {
+      numbers.erase(numbers.begin());
+    }
+  }
   void raise(std::uint64_t to) {
     if (to <= floor) return;
     floor = to;
@@ -57,13 +71,16 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   WorkerId self() const;
   std::string name_of(WorkerId worker) const;
+  bool is_worker(WorkerId worker) const;
+  // kInvalidArgument; it may have joined a moment ago.
+  void require_worker(WorkerId worker) const;
 
   // --- contexts ---
 
   std::shared_ptr<ContextState> make_context();
   // nullptr: it is not here.
   std::shared_ptr<ContextState> find(ContextId id) const;
-  // nullptr: it was released.
+  // nullptr: it was released. kResource.
   std::shared_ptr<ContextState> find_or_make(ContextId id);
   std::uint64_t next_message();
   // Forgets it here and tells those whom this worker sent something in it; older ones of the same
@@ -77,7 +94,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   PassHead new_pass(ContextState& context, bool fast, bool retain);
   void add(const std::shared_ptr<Coordinator>& coordinator);
   std::shared_ptr<Coordinator> coordinator(const PassId& id) const;  // nullptr
-  // Made if it is not here; nullptr if it has ended. kInvalidArgument if its context is not here.
+  // Made if it is not here; nullptr if it has ended. kInvalidArgument if its context is not here;
+  // kResource.
   std::shared_ptr<Pass> find_or_make_pass(const PassHead& head);
   std::shared_ptr<Pass> find_pass(const PassId& id) const;  // nullptr
   void add(const std::shared_ptr<Pass>& pass);
@@ -86,6 +104,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::shared_ptr<Pass> end_pass(const PassId& id);
   std::size_t passes() const;
   std::vector<std::shared_ptr<Pass>> passes_of(ContextId id) const;
+
+  // How long runs of the engine took here, lately: short ones need no thread of their own.
+  bool runs_are_short() const;
+  void ran(std::chrono::nanoseconds time);
 
   // It is lost, or has left.
   void lost(WorkerId worker, const std::string& why) noexcept;
@@ -113,6 +135,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::set<std::uint64_t> live_passes_;  // numbers of those whose root is here
 
   std::atomic<std::uint64_t> last_message_{0};
+  std::atomic<std::int64_t> average_run_{0};  // nanoseconds
   static constexpr std::uint64_t kUnknown = UINT64_MAX;
   mutable std::atomic<std::uint64_t> self_{kUnknown};  // known when the workers have met
 };

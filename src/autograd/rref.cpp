@@ -17,11 +17,13 @@ namespace detail {
 
 // At the owner.
 void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context, bool fast,
-                           bool retain, std::int64_t timeout) {
+                           bool retain, std::int64_t timeout,
+                           const std::vector<StepId>& optimizers) {
   BackwardOptions options;
   options.mode = fast ? Mode::kFast : Mode::kSmart;
   options.retain_graph = retain;
   options.timeout = std::chrono::milliseconds(timeout);
+  options.optimizers = optimizers;
   // The value first: the call that makes it also makes the context here, and may still be running.
   const at::Tensor value = root.local_value();
   find(rpc::current().session(), context).backward({value}, options);
@@ -39,12 +41,15 @@ void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
   }
   // The pass has its own deadline; the call only follows it.
   rpc::CallOptions call;
-  call.timeout = options.timeout.count() == 0 ? options.timeout : options.timeout + kCallMargin;
+  const bool limited = options.timeout.count() != 0 &&
+                       options.timeout < std::chrono::milliseconds::max() - kCallMargin;
+  call.timeout = limited ? options.timeout + kCallMargin : std::chrono::milliseconds(0);
   const rpc::detail::RecorderScope not_recorded(nullptr);
   context.session()
       .to(root.owner(), call)
       .rpc_sync<detail::backward_of_reference>(root, context.id(), options.mode == Mode::kFast,
-                                               options.retain_graph, options.timeout.count());
+                                               options.retain_graph, options.timeout.count(),
+                                               options.optimizers);
 }
 
 }  // namespace convoy::autograd

@@ -33,8 +33,11 @@ struct PassHead {
   ContextId context = 0;
   bool fast = false;
   bool retain = false;
-  std::uint64_t remaining = 0;  // nanoseconds until its deadline; kNoLimit
-  CONVOY_FIELDS(pass, floor, context, fast, retain, remaining)
+  bool deterministic = false;
+  bool planned = false;                 // the root knows who takes part: nobody is asked
+  std::uint64_t remaining = 0;          // nanoseconds until its deadline; kNoLimit
+  std::vector<StepId> optimizers = {};  // that step at the end of each part
+  CONVOY_FIELDS(pass, floor, context, fast, retain, deterministic, planned, remaining, optimizers)
 };
 inline constexpr std::uint64_t kNoLimit = UINT64_MAX;
 
@@ -44,6 +47,21 @@ struct Ports {
   std::uint64_t message = 0;
   std::vector<std::uint32_t> tensors;
   CONVOY_FIELDS(sender, message, tensors)
+};
+
+// The same by the bits of their numbers.
+struct PlannedSend {
+  std::uint64_t message = 0;
+  std::uint32_t tensors = 0;
+  CONVOY_FIELDS(message, tensors)
+};
+// What a worker does in a pass whose root knows it without asking.
+struct PlanPart {
+  std::vector<PlannedSend> sends;
+  std::uint32_t ports = 0;  // tensors of messages that it got, which these lead to
+  CONVOY_FIELDS(sends, ports)
+
+  bool from_root = false;  // gradients come to it from the root, too; not sent
 };
 
 // How a pass went on one worker.
@@ -69,10 +87,17 @@ struct GradientReply {
   CONVOY_FIELDS(back, done, engaged)
 };
 
+// Of a pass with optimizers, on one worker.
+enum class Stepped : std::uint8_t {
+  kNothing,  // it has not come to it, or has none of the parameters
+  kIsBeing,  // just now
+  kStepped,
+};
 struct AbortReply {
   std::string waits_for;          // empty: for nothing
   std::vector<WorkerId> engaged;  // to whom it has sent gradients
-  CONVOY_FIELDS(waits_for, engaged)
+  Stepped stepped = Stepped::kNothing;
+  CONVOY_FIELDS(waits_for, engaged, stepped)
 };
 
 // A context on one worker, for dump().

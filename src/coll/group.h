@@ -56,7 +56,7 @@ class [[nodiscard]] Work {
 //
 // Synchronous calls run on the calling thread and, those on single buffers, allocate nothing;
 // asynchronous ones on the group's progress thread, started by the first of them. All throw Error;
-// what an error leaves is said in docs/collectives.md.
+// what an error leaves is said in docs/internals/collectives.md.
 class Group {
  public:
   // Called when an operation has finished, on the thread that finished it; nullptr: it succeeded.

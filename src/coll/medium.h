@@ -23,7 +23,7 @@ class Medium {
   virtual const std::string& name() const = 0;
 
   // Runs operation `number` (1, 2, 3, ... in every rank) to its end on this thread. Throws Error
-  // that begins with operation_prefix(); docs/collectives.md tells what each kind leaves.
+  // that begins with operation_prefix(); docs/internals/collectives.md tells what each kind leaves.
   virtual void run(const Call& call, std::uint64_t number) = 0;
   virtual Messages& messages() = 0;
 

@@ -52,7 +52,7 @@ ModelAverager::ModelAverager(std::vector<AveragingLevel> levels, const AveragerO
     require(static_cast<bool>(levels_[i].group), "the level of period ", levels_[i].period,
             " has no group");
     const std::uint64_t longer = levels_[i == 0 ? 0 : i - 1].period;
-    require(longer % levels_[i].period == 0, "a period of ", longer, " is no multiple of ",
+    require(longer % levels_[i].period == 0, "a period of ", longer, " is not a multiple of ",
             levels_[i].period);
   }
 }

@@ -14,7 +14,7 @@ namespace {
 std::int64_t bytes_of(double megabytes) {
   constexpr double kMost = 1 << 30;  // a petabyte: far beyond any bucket, far below overflow
   if (!(megabytes > 0 && megabytes <= kMost)) {
-    fail(ErrorKind::kInvalidArgument, "a bucket cap of ", megabytes, " MB is no size");
+    fail(ErrorKind::kInvalidArgument, "the bucket cap must be > 0 MB, got ", megabytes);
   }
   return std::max<std::int64_t>(1, std::llround(megabytes * (1 << 20)));
 }
@@ -34,7 +34,7 @@ struct Closed {
 
 }  // namespace
 
-std::vector<std::int64_t> bucket_caps(const ReducerOptions& options) {
+std::vector<std::int64_t> bucket_caps(const DdpOptions& options) {
   if (!options.bucket_cap_mb_list.empty()) {
     std::vector<std::int64_t> caps;
     for (const double cap : options.bucket_cap_mb_list) caps.push_back(bytes_of(cap));
@@ -82,7 +82,7 @@ std::vector<std::vector<std::size_t>> compute_bucket_assignment_by_size(
     at::TensorList tensors, const std::vector<std::int64_t>& caps) {
   if (caps.empty()) fail(ErrorKind::kInvalidArgument, "bucket assignment: no cap was given");
   for (const std::int64_t cap : caps) {
-    if (cap <= 0) fail(ErrorKind::kInvalidArgument, "a bucket cap of ", cap, " bytes is no size");
+    if (cap <= 0) fail(ErrorKind::kInvalidArgument, "the bucket cap must be > 0 bytes, got ", cap);
   }
   std::vector<PlanItem> items;
   for (const at::Tensor& tensor : tensors) {

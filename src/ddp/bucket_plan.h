@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "convoy/reducer.h"
+#include "convoy/ddp_options.h"
 
 namespace convoy {
 
@@ -15,7 +15,7 @@ inline constexpr std::int64_t kDefaultBucketBytes = 25 << 20;
 
 // The caps of the buckets one after the other; the last repeats. kInvalidArgument for a cap that is
 // no size.
-std::vector<std::int64_t> bucket_caps(const ReducerOptions& options);
+std::vector<std::int64_t> bucket_caps(const DdpOptions& options);
 
 struct PlanItem {
   c10::ScalarType type;

@@ -4,8 +4,8 @@
 #include <ATen/Functions.h>
 
 #include "base/error.h"
-#include "convoy/ddp.h"
 #include "ddp/agreement.h"
+#include "ddp/ddp_core_impl.h"
 #include "ddp/join_context.h"
 #include "ddp/reducer_join.h"
 
@@ -13,7 +13,7 @@ namespace convoy {
 
 class DdpJoinHook final : public JoinBuffersHook {
  public:
-  DdpJoinHook(DdpCore& core, std::unique_ptr<JoinPort> port)
+  DdpJoinHook(DdpCore::Impl& core, std::unique_ptr<JoinPort> port)
       : core_(core), part_(ReducerAccess::impl(core.reducer()), std::move(port)) {}
   ~DdpJoinHook() override { core_.join_.reset(); }
   DdpJoinHook(const DdpJoinHook&) = delete;
@@ -32,17 +32,18 @@ class DdpJoinHook final : public JoinBuffersHook {
   }
 
  private:
-  DdpCore& core_;
+  DdpCore::Impl& core_;
   ReducerInJoin part_;
 };
 
-std::shared_ptr<JoinContext> DdpCore::join() const {
+std::shared_ptr<JoinContext> DdpCore::Impl::join() const {
   auto context = join_.lock();
   if (context && !context->is_live()) context.reset();
   return context;
 }
 
-std::unique_ptr<JoinHook> DdpCore::join_hook(const Joinable& self, const JoinOptions& options) {
+std::unique_ptr<JoinHook> DdpCore::Impl::join_hook(const Joinable& self,
+                                                   const JoinOptions& options) {
   if (!others_.empty()) {
     fail(ErrorKind::kInvalidArgument, head_of(group_, "join"),
          "a model with parameter_groups cannot be joined: their ranks do not know of each other's "
@@ -75,7 +76,7 @@ std::unique_ptr<JoinHook> DdpCore::join_hook(const Joinable& self, const JoinOpt
 // in our own.
 class JoinPart::Impl {
  public:
-  Impl(DdpCore& core, const JoinOptions& options)
+  Impl(DdpCore::Impl& core, const JoinOptions& options)
       : core_(core), part_(ReducerAccess::impl(core.reducer()), port_of(core, options, step_)) {}
 
   void step() {
@@ -108,7 +109,7 @@ class JoinPart::Impl {
  private:
   enum class State : std::uint8_t { kJoined, kPaused, kReduces };
 
-  static std::unique_ptr<JoinPort> port_of(DdpCore& core, const JoinOptions& options,
+  static std::unique_ptr<JoinPort> port_of(DdpCore::Impl& core, const JoinOptions& options,
                                            const std::shared_ptr<JoinStep>& step) {
     auto port = std::make_unique<JoinPort>();
     port->announce = [step] { return *step; };
@@ -152,13 +153,14 @@ class JoinPart::Impl {
     return common;
   }
 
-  DdpCore& core_;
+  DdpCore::Impl& core_;
   const std::shared_ptr<JoinStep> step_ = std::make_shared<JoinStep>();
   ReducerInJoin part_;
   bool begun_ = false;
 };
 
-JoinPart::JoinPart(DdpCore& core, const JoinOptions& options) {
+JoinPart::JoinPart(DdpCore& joined, const JoinOptions& options) {
+  DdpCore::Impl& core = *joined.impl_;
   if (!core.others_.empty()) {
     fail(ErrorKind::kInvalidArgument, head_of(core.group_, "join"),
          "a model with parameter_groups cannot be joined: their ranks do not know of each other's "

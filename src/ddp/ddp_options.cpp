@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "convoy/ddp.h"
+#include "convoy/ddp_options.h"
 
 namespace convoy {
 namespace {

@@ -11,7 +11,7 @@ void check_mixed_precision(const MixedPrecision& wanted) {
   const auto check = [](const char* name, const std::optional<c10::ScalarType>& type) {
     if (!type || c10::isFloatingType(*type)) return;
     fail(ErrorKind::kInvalidArgument, "mixed_precision: ", name, " is ", *type,
-         ", which is no floating-point type");
+         ", which is not a floating-point type");
   };
   check("param_dtype", wanted.param_dtype);
   check("reduce_dtype", wanted.reduce_dtype);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "convoy/ddp.h"
+#include "convoy/ddp_core.h"
 
 namespace convoy {
 

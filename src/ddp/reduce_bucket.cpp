@@ -109,7 +109,7 @@ void abort_because(const ProcessGroup& group, const std::string& why) noexcept {
 }
 
 void give_up(const ProcessGroup& group, const std::string& what) noexcept {
-  std::string cause = "something that is no exception of std";
+  std::string cause = "something that is not a std::exception";
   try {
     throw;
   } catch (const AgreedError&) {

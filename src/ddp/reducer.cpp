@@ -4,12 +4,46 @@
 
 #include "base/error.h"
 #include "ddp/agreement.h"
+#include "ddp/mixed_precision.h"
 #include "ddp/reducer_impl.h"
 
 namespace convoy {
+namespace {
 
-Reducer::Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options)
-    : impl_(std::make_shared<Impl>(std::move(parameters), std::move(group), std::move(options))) {
+// What is wrong with options that a reducer is given without a module; empty: nothing.
+std::string module_only(const DdpOptions& options) {
+  const auto mixed = options.mixed_precision.value_or(MixedPrecision{});
+  const char* const wrong = !options.ignore.empty() ? "ignore"
+                            : !options.delay_all_reduce_named_params.empty()
+                                ? "delay_all_reduce_named_params"
+                            : !options.parameter_groups.empty() ? "parameter_groups"
+                            : mixed.param_dtype                 ? "mixed_precision.param_dtype"
+                            : mixed.buffer_dtype                ? "mixed_precision.buffer_dtype"
+                                                                : nullptr;
+  if (wrong != nullptr) return concat("option ", wrong, " needs a module; a Reducer has none");
+  try {
+    check_mixed_precision(mixed);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return {};
+}
+
+ReducerSetup setup_of(const DdpOptions& options, const ParameterTraits& traits) {
+  ReducerSetup made(options);
+  made.traits = traits;
+  made.error = module_only(options);
+  return made;
+}
+
+}  // namespace
+
+Reducer::Reducer(std::vector<at::Tensor> parameters, ProcessGroup group, const DdpOptions& options,
+                 const ParameterTraits& traits)
+    : Reducer(std::make_shared<Impl>(std::move(parameters), std::move(group),
+                                     setup_of(options, traits))) {}
+
+Reducer::Reducer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
   impl_->hook_up();
   impl_->enlist();
 }
@@ -82,7 +116,11 @@ std::vector<std::vector<std::size_t>> Reducer::buckets() const {
   return lists;
 }
 
-Reducer::NoSync::NoSync(Reducer& reducer) : impl_(reducer.impl_) { impl_->pause(1); }
-Reducer::NoSync::~NoSync() { impl_->pause(-1); }
+Reducer::NoSync::NoSync(Reducer& reducer, bool on) : impl_(on ? reducer.impl_ : nullptr) {
+  if (impl_) impl_->pause(1);
+}
+Reducer::NoSync::~NoSync() {
+  if (impl_) impl_->pause(-1);
+}
 
 }  // namespace convoy

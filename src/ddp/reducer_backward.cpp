@@ -17,18 +17,22 @@ namespace {
 namespace ag = torch::autograd;
 
 // Calls the reducer after a gradient was added to its parameter.
-class ParameterHook final : public ag::FunctionPostHook {
+class ParameterHook final : public ReducerHook {
  public:
-  explicit ParameterHook(std::function<void(bool)> call) : call_(std::move(call)) {}
+  ParameterHook(std::weak_ptr<Reducer::Impl> reducer,
+                std::function<void(Reducer::Impl&, bool)> call)
+      : reducer_(std::move(reducer)), call_(std::move(call)) {}
 
   ag::variable_list operator()(const ag::variable_list& outputs,
                                const ag::variable_list& inputs) override {
-    call_(!inputs.empty() && inputs[0].defined());
+    if (const auto alive = reducer()) call_(*alive, !inputs.empty() && inputs[0].defined());
     return outputs;
   }
+  std::shared_ptr<Reducer::Impl> reducer() const override { return reducer_.lock(); }
 
  private:
-  const std::function<void(bool)> call_;
+  const std::weak_ptr<Reducer::Impl> reducer_;
+  const std::function<void(Reducer::Impl&, bool)> call_;
 };
 
 }  // namespace
@@ -45,10 +49,9 @@ void Reducer::Impl::hook_up() {
     auto accumulator = ag::impl::grad_accumulator(tensors_[i]);
     if (accumulator == parameter.accumulator) continue;
     take_off(parameter);
-    const auto call = [self = weak_from_this(), i](bool defined) {
-      if (const auto alive = self.lock()) alive->on_gradient(i, defined);
-    };
-    parameter.hook = accumulator->add_post_hook(std::make_unique<ParameterHook>(call));
+    const auto call = [i](Impl& self, bool defined) { self.on_gradient(i, defined); };
+    parameter.hook =
+        accumulator->add_post_hook(std::make_unique<ParameterHook>(weak_from_this(), call));
     parameter.accumulator = std::move(accumulator);
     changed = true;
   }
@@ -122,7 +125,8 @@ c10::intrusive_ptr<Sink> Reducer::Impl::make_sink(std::uint64_t forward,
 // --- backward ---
 
 bool Reducer::Impl::enter(Sink* sink) {
-  if (!backward_accumulates(accumulators_)) {
+  GradientHome* const pass = GradientHome::current();
+  if (!pass && !backward_accumulates(accumulators_)) {
     // autograd::grad. With a history, what it gives may be part of a loss, whose backward goes
     // around the sink.
     forwards_.armed |= at::GradMode::is_enabled();
@@ -130,6 +134,8 @@ bool Reducer::Impl::enter(Sink* sink) {
   }
   check_process("backward");
   if (!in_backward_) {
+    if (pass) pass->lend(shared_from_this());
+    loan_.pass = pass;
     const auto self = shared_from_this();
     at_end_of_backward([self] { self->end(); },
                        [self](const std::string& cause) { self->failed(cause); });
@@ -318,6 +324,7 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
 
 void Reducer::Impl::leave() {
   in_backward_ = false;
+  loan_.pass = nullptr;
   if (births_) births_->leave();
   if (!users_.ends) return;
   users_.ends(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
@@ -328,6 +335,9 @@ void Reducer::Impl::leave() {
 }
 
 void Reducer::Impl::end() {
+  // Nodes were left out then: what came of gradients is no whole.
+  const std::string given_up = loan_.pass ? loan_.pass->given_up() : std::string();
+  if (!given_up.empty()) return failed(given_up);
   leave();
   if (!syncing_) return;
   const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;

@@ -24,7 +24,7 @@ void Reducer::Impl::make_ready(std::size_t index) {
     slot.zero_();
     return;
   }
-  const bool fits = gradient.scalar_type() == slot.scalar_type() || options_.reduce_dtype;
+  const bool fits = gradient.scalar_type() == slot.scalar_type() || options_.reduce_dtype();
   if (gradient.layout() != c10::kStrided || !fits || !gradient.sizes().equals(slot.sizes())) {
     return trouble(Ending::kMistaken,
                    concat("the gradient of ", parameter.name, " is ",

@@ -16,6 +16,7 @@
 #include "convoy/reducer.h"
 #include "ddp/bucket.h"
 #include "ddp/forwards.h"
+#include "ddp/gradient_home.h"
 #include "ddp/join_driver.h"
 #include "ddp/norm_weight.h"
 #include "ddp/parameter_state.h"
@@ -35,6 +36,22 @@ inline double samples_of(const GradReduce& reduce) {
   return reduce.kind() == GradReduce::Kind::kWeighted ? reduce.samples() : 1;
 }
 
+// What a reducer is made with. A model says more than the public constructor takes.
+struct ReducerSetup : DdpOptions {
+  explicit ReducerSetup(const DdpOptions& options) : DdpOptions(options) {}
+
+  // The type in which floating-point gradients travel, whatever theirs is.
+  std::optional<at::ScalarType> reduce_dtype() const {
+    if (!mixed_precision) return std::nullopt;
+    return mixed_precision->reduce_dtype ? mixed_precision->reduce_dtype
+                                         : mixed_precision->param_dtype;
+  }
+
+  ParameterTraits traits = {};
+  std::vector<std::string> must_agree = {};  // what else has to be equal on all ranks
+  std::string error = {};                    // not empty: construction throws this, on all ranks
+};
+
 // Words: a *backward* is one call of autograd's backward that comes by a sink of this reducer. A
 // *round* is one reduction of all gradients: a backward, or several that complete each other. All
 // ranks issue the same operations in a round, whatever happens to them:
@@ -50,7 +67,7 @@ inline double samples_of(const GradReduce& reduce) {
 // Autograd runs one node of a graph at a time and orders them: nothing here is locked.
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
-  Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options);
+  Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerSetup options);
 
   // To be called when the object is owned by a shared_ptr, and after each forward.
   void hook_up();
@@ -122,11 +139,16 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // A round to which this rank adds nothing but what it has not reduced yet.
   void shadow_round(const JoinStep& step);
   bool is_in_part() const { return join_.is_part(); }
+
+  // Distributed backward passes: reducer_context.cpp. See GradientLoan.
+  void lend(const ContextGradients& context);
+  ContextGradients lent() const;
+  void give_back() noexcept;
   bool is_paused() const { return paused_ > 0; }
 
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   const ProcessGroup& group() const { return group_; }
-  const ReducerOptions& options() const { return options_; }
+  const ReducerSetup& options() const { return options_; }
   const std::vector<Bucket>& buckets() const { return layout_.buckets; }
   const std::shared_ptr<NormWeight>& norm_weight() const { return norm_weight_; }
   const std::vector<bool>& used() const { return verdict_.used(); }
@@ -245,6 +267,9 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void skip_round(const std::string& reason);
   std::vector<Stamps> stamps_of_all(Ending outcome) const;
 
+  // --- distributed backward passes: reducer_context.cpp ---
+  at::Tensor out_of_bucket(std::size_t index) const;
+
   // --- sparse gradients: reducer_sparse.cpp ---
   void check_sparse();
   void reduce_sparse();
@@ -268,7 +293,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   const HomeProcess home_;
   std::vector<at::Tensor> tensors_;
   ProcessGroup group_;
-  ReducerOptions options_;
+  ReducerSetup options_;
   const int size_;
   std::vector<ParameterState> parameters_;
   std::vector<NodePtr> accumulators_;
@@ -283,6 +308,18 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   JoinDriver join_;
   RoundObserver observer_;
 
+  // Of distributed backward passes.
+  struct Loan {
+    Loan();
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    ~Loan();
+
+    std::optional<ContextGradients> own = {};  // while `.grad` is a context's
+    GradientHome* pass = nullptr;              // that this backward is part of
+  };
+  Loan loan_;
+
   int paused_ = 0;
   bool in_backward_ = false;
   bool syncing_ = false;        // this backward
@@ -296,6 +333,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 struct ReducerAccess {
   static const std::shared_ptr<Reducer::Impl>& impl(const Reducer& reducer) {
     return reducer.impl_;
+  }
+  static std::unique_ptr<Reducer> make(std::vector<at::Tensor> parameters, ProcessGroup group,
+                                       ReducerSetup options) {
+    return std::unique_ptr<Reducer>(new Reducer(std::make_shared<Reducer::Impl>(
+        std::move(parameters), std::move(group), std::move(options))));
   }
 };
 

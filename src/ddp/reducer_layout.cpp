@@ -108,7 +108,7 @@ void Reducer::Impl::lay_out() {
 
 at::ScalarType Reducer::Impl::travels_as(std::size_t index) const {
   const at::ScalarType own = parameters_[index].type;
-  return options_.reduce_dtype && c10::isFloatingType(own) ? *options_.reduce_dtype : own;
+  return c10::isFloatingType(own) ? options_.reduce_dtype().value_or(own) : own;
 }
 
 // For the parameters that are in none.

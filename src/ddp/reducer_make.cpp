@@ -14,7 +14,7 @@
 
 namespace convoy {
 
-Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerOptions options)
+Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, ReducerSetup options)
     : tensors_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
@@ -48,8 +48,9 @@ void Reducer::Impl::check() {
   };
   const std::size_t count = tensors_.size();
   require(options_.error.empty(), options_.error);
-  require(options_.names.empty() || options_.names.size() == count, options_.names.size(),
-          " names for ", count, " parameters; give one for each, or none");
+  const auto& names = options_.traits.names;
+  require(names.empty() || names.size() == count, names.size(), " names for ", count,
+          " parameters; give one for each, or none");
   check_weight(options_.reduce);
   weigh_norms();
   parameters_.resize(count);
@@ -57,7 +58,7 @@ void Reducer::Impl::check() {
   bool trains = false;
   for (std::size_t i = 0; i < count; ++i) {
     std::string& name = parameters_[i].name;
-    name = options_.names.empty() ? concat("#", i) : options_.names[i];
+    name = names.empty() ? concat("#", i) : names[i];
     const at::Tensor& tensor = tensors_[i];
     require(tensor.defined(), "parameter ", name, " is undefined; leave it out");
     require(!tensor.is_meta(), "parameter ", name,
@@ -72,11 +73,11 @@ void Reducer::Impl::check() {
     trains |= tensor.requires_grad();
     parameters_[i].type = tensor.scalar_type();
   }
-  for (const std::size_t i : options_.sparse) {
+  for (const std::size_t i : options_.traits.sparse) {
     require(i < count && tensors_[i].dim() > 0, "parameter ", i, " cannot be sparse");
     parameters_[i].sparse = true;
   }
-  for (const std::size_t i : options_.delayed) {
+  for (const std::size_t i : options_.traits.delayed) {
     require(i < count, "parameter ", i, " cannot be delayed: there are ", count);
     parameters_[i].delayed = true;
   }
@@ -105,8 +106,8 @@ std::vector<std::string> Reducer::Impl::description() const {
   lines.push_back(concat("option reduce: ", static_cast<int>(options_.reduce.kind())));
   lines.push_back(concat("option nonfinite: ", static_cast<int>(options_.nonfinite),
                          ", check_replicas_every: ", options_.check_replicas_every));
-  if (options_.reduce_dtype) {
-    lines.push_back(concat("option reduce_dtype: ", *options_.reduce_dtype));
+  if (const auto type = options_.reduce_dtype()) {
+    lines.push_back(concat("option reduce_dtype: ", *type));
   }
   lines.insert(lines.end(), options_.must_agree.begin(), options_.must_agree.end());
   return lines;

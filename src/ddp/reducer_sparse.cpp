@@ -89,7 +89,7 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
     const auto index = static_cast<std::size_t>(place - parameters_.begin());
     if (!list.defined() || list.dim() != 1 || !at::isIntegralType(list.scalar_type(), false)) {
       fail(ErrorKind::kInvalidArgument, "the rows of ", in_quotes(name),
-           " are no list of integers; pass a tensor of one dimension and an integer type");
+           " are not a list of integers; pass a tensor of one dimension and an integer type");
     }
     const at::NoGradGuard no_grad;
     at::Tensor sorted = std::get<0>(at::_unique(list.to(at::kLong), /*sorted=*/true));

@@ -38,7 +38,7 @@ void settle(const FuturePtr& future, const std::exception_ptr& error, const c10:
   } catch (const std::exception& thrown) {
     log_warn("a callback of an operation's future threw: ", thrown.what());
   } catch (...) {
-    log_warn("a callback of an operation's future threw something that is no std::exception");
+    log_warn("a callback of an operation's future threw something that is not a std::exception");
   }
 }
 
@@ -76,7 +76,7 @@ void Completions::tell(c10d::OpType op, std::uint64_t number, Clock::time_point 
   } catch (const std::exception& thrown) {
     log_warn("a completion hook threw: ", thrown.what());
   } catch (...) {
-    log_warn("a completion hook threw something that is no std::exception");
+    log_warn("a completion hook threw something that is not a std::exception");
   }
 }
 

@@ -11,8 +11,7 @@ using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
-void check_message(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int peer,
-                   const MessageOptions& options) {
+void check_message(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int peer) {
   if (!tensor.defined() || tensor.is_meta()) {
     fail(ErrorKind::kInvalidArgument, "the tensor is ",
          tensor.defined() ? "on device meta and has no values" : "undefined",
@@ -23,40 +22,39 @@ void check_message(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int
     fail(ErrorKind::kInvalidArgument, "there is no rank ", peer,
          " in this group; it has ranks 0 to ", size - 1);
   }
-  if (options.timeout < milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, "the time-out is ", options.timeout.count(),
-         " ms; it must be positive, or 0 for the group's own");
-  }
 }
 
 WorkPtr send(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int target,
              const MessageOptions& options) {
-  check_message(impl, tensor, target, options);
+  check_message(impl, tensor, target);
   if (target == kAnySource) {
     fail(ErrorKind::kInvalidArgument, "the target is ", target, "; it must be a rank");
   }
   Tensors tensors = {tensor};
-  if (impl.own && options.timeout != milliseconds::zero()) {
-    return impl.own->send(tensors, target, options.tag, options.timeout);
+  const auto limit = in_milliseconds(options.timeout);
+  if (impl.own && limit != milliseconds::zero()) {
+    return impl.own->send(tensors, target, options.tag, limit);
   }
   return impl.backend->send(tensors, target, options.tag);
 }
 
 WorkPtr recv(const ProcessGroup::Impl& impl, const at::Tensor& tensor, int source,
              const MessageOptions& options) {
-  check_message(impl, tensor, source, options);
+  check_message(impl, tensor, source);
+  const auto limit = in_milliseconds(options.timeout);
   changes(tensor);
   Tensors tensors = {tensor};
-  if (impl.own && options.timeout != milliseconds::zero()) {
-    return impl.own->recv(tensors, source, options.tag, options.timeout);
+  if (impl.own && limit != milliseconds::zero()) {
+    return impl.own->recv(tensors, source, options.tag, limit);
   }
   return source == kAnySource ? impl.backend->recvAnysource(tensors, options.tag)
                               : impl.backend->recv(tensors, source, options.tag);
 }
 
 // c10d's messages have no time-out of their own: a foreign one gets it at the wait.
-void finish(const WorkPtr& work, milliseconds timeout) {
+void finish(const WorkPtr& work, const Timeout& asked) {
   if (!work) return;
+  const auto timeout = in_milliseconds(asked);
   if (timeout == milliseconds::zero()) {
     work->wait();
   } else {
@@ -82,8 +80,8 @@ void ProcessGroup::send(const at::Tensor& tensor, int target, const MessageOptio
     if (!impl().own) {
       return finish(convoy::send(impl(), tensor, target, options), options.timeout);
     }
-    check_message(impl(), tensor, target, options);
-    impl().own->send_now(tensor, target, options.tag, options.timeout);
+    check_message(impl(), tensor, target);
+    impl().own->send_now(tensor, target, options.tag, in_milliseconds(options.timeout));
   });
 }
 
@@ -100,9 +98,9 @@ int ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOption
   const CallScope scope(where);
   return impl().call("recv", [&](const c10d::Backend&) {
     if (impl().own) {
-      check_message(impl(), tensor, source, options);
+      check_message(impl(), tensor, source);
       changes(tensor);
-      return impl().own->recv_now(tensor, source, options.tag, options.timeout);
+      return impl().own->recv_now(tensor, source, options.tag, in_milliseconds(options.timeout));
     }
     const auto work = convoy::recv(impl(), tensor, source, options);
     finish(work, options.timeout);
@@ -142,7 +140,7 @@ Work ProcessGroup::Batch::start(const CallSite& where) {
   const auto items = std::exchange(items_, {});
   impl_->call("batch", [&](const c10d::Backend& backend) {
     for (const auto& item : items) {
-      check_message(*impl_, item.tensor, item.peer, {});
+      check_message(*impl_, item.tensor, item.peer);
       if (item.sends && item.peer == kAnySource) {
         fail(ErrorKind::kInvalidArgument, "there is no rank ", item.peer, " in a group of ",
              backend.getSize());

@@ -58,8 +58,8 @@ ProcessGroup make_group(const std::string& backend, const GroupConfig& config,
                         const Meeting& place) {
   const auto factory = find_backend(backend, config.device, config.options);
   if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
-    fail(ErrorKind::kInvalidArgument, "new_group: rank ", place.rank, " of ", place.size,
-         " ranks makes no sense");
+    fail(ErrorKind::kInvalidArgument, "new_group: the rank must be from 0 to size - 1, got rank ",
+         place.rank, " of ", place.size);
   }
   const auto number = next_number(place, config.name);
   const auto name = config.name.empty() ? concat("group-", number) : config.name;

@@ -24,7 +24,7 @@ std::optional<int> VariableReader::number(const std::string& name) const {
   if (!text) return std::nullopt;
   const auto parsed = parse_whole(*text);
   if (!parsed) {
-    fail_environment(name, "=", in_quotes(*text), " is no number; set it to one, or unset it");
+    fail_environment(name, "=", in_quotes(*text), " is not a number; set it to one, or unset it");
   }
   return parsed;
 }

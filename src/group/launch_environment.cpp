@@ -143,7 +143,7 @@ std::optional<Endpoint> read_master(const Variables& variables) {
                        " is not; set both: where rank 0 listens, an address of its host");
     }
     if (*port < 1 || *port > 65535) {
-      fail_environment(reader.shown(port_name), " is no port: it must be from 1 to 65535");
+      fail_environment(reader.shown(port_name), " is not a port: it must be from 1 to 65535");
     }
     return Endpoint{*host, static_cast<std::uint16_t>(*port)};
   }

@@ -15,8 +15,9 @@ struct OpenStore {
   bool served_here = false;                // it ends with this process, or with the last copy
 };
 
-// By the same methods and environment as rendezvous(). With tcp://, and with MASTER_ADDR set by
-// hand, rank 0 serves it; under `convoy run` and torchrun the launcher does; a file needs nobody.
+// By the same methods and environment as rendezvous(), but nobody need say how many ranks there
+// are. With tcp://, and with MASTER_ADDR set by hand, the process with rank 0 serves it, and others
+// need no rank; under `convoy run` and torchrun the launcher does; a file needs nobody.
 // kUnsupported under MPI and Slurm without MASTER_ADDR.
 OpenStore open_store(const RendezvousOptions& options);
 

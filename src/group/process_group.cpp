@@ -34,12 +34,9 @@ void finish(const WorkPtr& work) {
   if (work) work->wait();  // a backend that has none is done
 }
 
-milliseconds limit(milliseconds timeout) {
-  if (timeout < milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, "the time-out is ", timeout.count(),
-         " ms; it must be positive, or 0 for the group's own");
-  }
-  return timeout == milliseconds::zero() ? c10d::kUnsetTimeout : timeout;
+milliseconds limit(const Timeout& timeout) {
+  const auto given = in_milliseconds(timeout);
+  return given == milliseconds::zero() ? c10d::kUnsetTimeout : given;
 }
 
 // What no backend can do anything with. `which` is the argument.
@@ -324,16 +321,26 @@ void ProcessGroup::Impl::rethrow_complete(std::string_view operation) const {
   }
 }
 
+milliseconds in_milliseconds(const Timeout& timeout) {
+  const auto left = timeout.left();
+  if (!left) return milliseconds::zero();
+  if (!timeout.is_deadline() && *left <= std::chrono::nanoseconds::zero()) {
+    fail(ErrorKind::kInvalidArgument, "timeout must be > 0 ms, got ",
+         std::chrono::duration_cast<milliseconds>(*left).count(),
+         "; leave it out for the group's own");
+  }
+  // c10d has no deadlines: what is over fails as soon as something has to be waited for. Whatever
+  // adds a time to the clock must not overflow.
+  constexpr std::chrono::nanoseconds kCentury = std::chrono::hours(24 * 36525);
+  return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(std::min(*left, kCentury)));
+}
+
 void ProcessGroup::Impl::fail_in_child(std::string_view operation) const {
   fail(ErrorKind::kUnsupported, operation, ", group \"", name, "\", rank ", backend->getRank(),
        " of ", backend->getSize(), ": this process (pid ", ::getpid(),
        ") is a forked child of the rank, perhaps a worker of a DataLoader; only the process that "
        "made a group can use it: call it in the rank itself, or start the worker by exec "
        "(convoy::spawn, multiprocessing's \"spawn\") and make a group there");
-}
-
-ProcessGroup ProcessGroup::from(c10::intrusive_ptr<c10d::Backend> backend) {
-  return from(std::move(backend), {});
 }
 
 ProcessGroup ProcessGroup::from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more) {

@@ -62,6 +62,10 @@ struct ProcessGroup::Impl {
   std::atomic<int> shrinks{0};
 };
 
+// As c10d's operations take it, at least 1; 0: not set. kInvalidArgument for a duration that is not
+// positive.
+std::chrono::milliseconds in_milliseconds(const Timeout& timeout);
+
 // "3,0,1".
 std::string join_ranks(const std::vector<int>& ranks);
 // kInvalidArgument unless they are ranks of a group of `size`, each once, at least one.

@@ -19,6 +19,7 @@
 #include "base/unique_fd.h"
 #include "convoy/c10d_store.h"
 #include "group/job_socket.h"
+#include "group/launch_claims.h"
 #include "group/launch_environment.h"
 #include "group/open_store.h"
 #include "group/rendezvous_url.h"
@@ -264,28 +265,39 @@ constexpr int kOpenFile = -1;
 
 OpenStore open_tcp(const Endpoint& endpoint, std::optional<int> rank, bool served_by_launcher,
                    const Deadline& deadline) {
-  if (!rank) {
-    fail(ErrorKind::kInvalidArgument, "rendezvous at tcp://", to_string(endpoint),
-         ": the rank is missing: rank 0 serves the store");
+  const bool serve = rank == 0 && !served_by_launcher;
+  try {
+    return {serve ? serve_tcp_store(endpoint, deadline) : connect_tcp_store(endpoint, deadline),
+            rank, serve};
+  } catch (const Error& error) {
+    if (serve || served_by_launcher) throw;
+    fail(error.kind(), error.what(),
+         "; the store is served by the process with rank 0, and lives as long as that does");
   }
-  const bool serve = *rank == 0 && !served_by_launcher;
-  return {serve ? serve_tcp_store(endpoint, deadline) : connect_tcp_store(endpoint, deadline), rank,
-          serve};
+}
+
+// Nobody need say how many there will be.
+std::optional<int> rank_of_newcomer(const Variables& variables, const GivenRank& given,
+                                    bool launched_by_us) {
+  if (given.rank) return given.rank;
+  const VariableReader reader(variables, given);
+  if (!reader.find("WORLD_SIZE") && reader.find("RANK")) return reader.number("RANK");
+  const auto self = read_launch_environment(variables, {}, launched_by_us);
+  return self.launcher == "none" ? std::nullopt : std::optional<int>(self.rank);
 }
 
 OpenStore open_by_environment(const GivenRank& given, const Deadline& deadline) {
   const auto launcher = launcher_store();
   const Variables variables = current_variables();
-  const auto self = read_launch_environment(variables, given, launcher != nullptr);
-  const auto rank =
-      self.launcher == "none" && !given.rank ? std::nullopt : std::optional<int>(self.rank);
-  switch (meeting_place(self, variables)) {
-    case MeetingPlace::kAlone: return {make_local_store(), rank};
-    case MeetingPlace::kLauncherStore: return {launcher, rank};
-    case MeetingPlace::kTcp:
-      return open_tcp(*read_master(variables), rank, self.agent_store, deadline);
-    case MeetingPlace::kJobSocket: break;
+  const auto rank = rank_of_newcomer(variables, given, launcher != nullptr);
+  if (launcher) return {launcher, rank};
+  if (const auto master = read_master(variables)) {
+    const auto agent_store = variables.find("TORCHELASTIC_USE_AGENT_STORE");
+    const bool served = agent_store != variables.end() && agent_store->second == "True";
+    return open_tcp(*master, rank, served, deadline);
   }
+  const auto self = read_launch_environment(variables, {}, false);
+  if (self.size == 1) return {make_local_store(), rank};  // nobody can come to it
   fail(
       ErrorKind::kUnsupported, "rendezvous: ", self.launcher,
       " has no store that is there before all ranks are; name one: method \"file:///path\", or set "

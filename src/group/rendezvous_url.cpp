@@ -29,7 +29,7 @@ GivenRank parse_query(const std::string& text, std::string_view query) {
       fail_url(text, "what is ", in_quotes(name), "? Known: rank, world_size");
     }
     const auto number = parse_whole(value);
-    if (!number) fail_url(text, name, " is no number: ", in_quotes(value));
+    if (!number) fail_url(text, name, " is not a number: ", in_quotes(value));
     auto& field = name == "rank" ? given.rank : given.size;
     if (field && *field != *number) fail_url(text, name, " is given twice");
     field = number;

@@ -67,9 +67,9 @@ Window ProcessGroup::window(const at::Tensor& tensor, const CallOptions& options
   }
   for (const auto& one : all)
     made->tensors.push_back(decode_handle(std::string_view(one).substr(1)));
-  made->memory = coll::Window::create(
-      impl().own->group(), storage_of(made->mine),
-      options.timeout == std::chrono::milliseconds::zero() ? timeout() : options.timeout);
+  const auto limit = in_milliseconds(options.timeout);
+  made->memory = coll::Window::create(impl().own->group(), storage_of(made->mine),
+                                      limit.count() == 0 ? timeout() : limit);
   return Window(std::move(made));
 }
 

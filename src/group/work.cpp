@@ -19,11 +19,13 @@ void Work::wait() const {
   if (work_ && !work_->wait()) fail(ErrorKind::kPeerLost, "the operation was aborted");
 }
 
-void Work::wait(std::chrono::milliseconds limit) const {
+void Work::wait(const Deadline& deadline) const {
+  if (deadline.is_never()) return wait();
+  const auto limit = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
   if (limit <= std::chrono::milliseconds::zero()) {
     // To c10d zero means "no limit".
     if (done()) return wait();
-    fail(ErrorKind::kTimeout, "wait of ", limit.count(), " ms: the operation is under way");
+    fail(ErrorKind::kTimeout, "wait: the time is over, and the operation is under way");
   }
   if (work_ && !work_->wait(limit)) fail(ErrorKind::kPeerLost, "the operation was aborted");
 }

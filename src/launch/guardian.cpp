@@ -140,7 +140,7 @@ void prepare_log_folder(const RunOptions& options) {
   std::filesystem::create_directories(options.log_folder, error);
   if (error || ::access(options.log_folder.c_str(), W_OK) != 0) {
     fail(ErrorKind::kInvalidArgument, "convoy run: --log-dir '", options.log_folder,
-         "' is no folder that can be written to");
+         "' is not a folder that can be written to");
   }
   // What an earlier job left there would be taken for this one's.
   for (int rank = 0; rank < options.ranks; ++rank) {

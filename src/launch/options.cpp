@@ -285,7 +285,7 @@ void check_job_id(const std::string& id) {
   };
   if (id.size() > 64 || !std::all_of(id.begin(), id.end(), fits)) {
     usage("convoy run: --job-id '", id,
-          "' is no name for a job; use up to 64 letters, digits, '.', '_', '-'");
+          "' is not a valid job name; use up to 64 letters, digits, '.', '_', '-'");
   }
 }
 

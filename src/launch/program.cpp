@@ -47,7 +47,8 @@ std::optional<ProgramProblem> check_program(const std::string& name, const std::
                                             const std::string& working_folder) {
   const fs::path base = working_folder.empty() ? fs::path(".") : fs::path(working_folder);
   if (!is_folder(base)) {
-    return ProgramProblem{2, concat("convoy run: --workdir '", working_folder, "' is no folder")};
+    return ProgramProblem{2,
+                          concat("convoy run: --workdir '", working_folder, "' is not a folder")};
   }
   if (name.find('/') != std::string::npos) {
     return check_path(name,

@@ -86,9 +86,10 @@ class MpiModule final : public Module {
                                                 const MediumOptions& options) override {
     MPI_Comm host = MPI_COMM_NULL;
     if (bytes != sizeof(MPI_Comm)) {
-      fail(ErrorKind::kInvalidArgument,
-           "from_mpi: what was passed is no MPI_Comm of the MPI that libconvoy_mpi.so was built "
-           "with");
+      fail(
+          ErrorKind::kInvalidArgument,
+          "from_mpi: what was passed is not an MPI_Comm of the MPI that libconvoy_mpi.so was built "
+          "with");
     }
     std::memcpy(&host, communicator, bytes);
     if (host == MPI_COMM_NULL) {

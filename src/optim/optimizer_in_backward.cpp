@@ -16,6 +16,7 @@
 #include "ddp/hook_state.h"
 #include "ddp/reducer_impl.h"
 #include "optim/optimizer_rule.h"
+#include "optim/stepped_parameter.h"
 
 namespace convoy {
 namespace {
@@ -78,12 +79,6 @@ class OptimizerInBackward::Impl {
   void load(torch::serialize::InputArchive& archive);
 
  private:
-  struct SteppedParameter {
-    std::size_t group;
-    at::Tensor parameter;
-    std::int64_t steps = 0;
-    std::array<at::Tensor, kMostStates> states = {};  // see optimizer_rule.h
-  };
   // A gradient of this backward and its parameter.
   struct Update {
     SteppedParameter* member;
@@ -94,10 +89,6 @@ class OptimizerInBackward::Impl {
   std::vector<Update> updates(const std::vector<GradBucket>& buckets,
                               const std::vector<bool>& used);
   double norm(const std::vector<Update>& all) const;
-  void apply(const Update& update, double scale);
-  template <class T>
-  void apply_as(SteppedParameter& member, const at::Tensor& parameter, const at::Tensor& gradient,
-                double scale);
 
   OptimizerInBackwardOptions options_;
   std::map<std::size_t, SteppedParameter> members_;  // by number in the reducer
@@ -122,10 +113,9 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
       for (const at::Tensor& parameter : groups[g].parameters) {
         const auto found = known.find(parameter.unsafeGetTensorImpl());
         if (found == known.end())
-          refuse_in_backward("a tensor of group ", g, " is no parameter of the reducer");
+          refuse_in_backward("a tensor of group ", g, " is not a parameter of the reducer");
         const std::size_t index = found->second;
-        const auto type = at::toRealValueType(parameter.scalar_type());
-        if (type != at::kFloat && type != at::kDouble) {
+        if (!SteppedParameter::can_step(parameter)) {
           fail(ErrorKind::kUnsupported, "OptimizerInBackward: parameter ", index, " is of ",
                parameter.scalar_type(), ", which is too coarse to add small steps to; keep it in ",
                "f32 and let DdpOptions::mixed_precision compute with less");
@@ -201,48 +191,9 @@ void OptimizerInBackward::Impl::step(const std::vector<GradBucket>& buckets,
   }
   ++stats.steps;
   for (const Update& update : all) {
-    apply(update, scale);
+    update.member->step(rules[update.member->group], update.gradient, scale);
     if (keeps() && scale != 1) update.slot.mul_(scale);  // as after clip_grad_norm_
   }
-}
-
-void OptimizerInBackward::Impl::apply(const Update& update, double scale) {
-  SteppedParameter& member = *update.member;
-  const at::Tensor& parameter = member.parameter;
-  // A gradient lies as its parameter does, unless that has holes.
-  const bool dense = parameter.strides().equals(update.gradient.strides());
-  const at::Tensor work =
-      dense ? parameter.detach() : at::empty_like(update.gradient).copy_(parameter.detach());
-  ++member.steps;
-  if (is_double(parameter)) {
-    apply_as<double>(member, work, update.gradient, scale);
-  } else {
-    apply_as<float>(member, work, update.gradient, scale);
-  }
-  if (!dense) at::Tensor(parameter).copy_(work);
-  parameter.unsafeGetTensorImpl()->bump_version();
-}
-
-template <class T>
-void OptimizerInBackward::Impl::apply_as(SteppedParameter& member, const at::Tensor& parameter,
-                                         const at::Tensor& gradient, double scale) {
-  const OptimizerRule& rule = rules[member.group];
-  const RuleStep step{
-      .number = member.steps, .first = !member.states[0].defined(), .gradient_scale = scale};
-  RuleMemory<T> memory{data_of<T>(parameter), data_of<T>(gradient), {}};
-  for (std::size_t k = 0; k < kMostStates; ++k) {
-    if ((states_of(rule) >> k & 1) == 0) continue;
-    at::Tensor& state = member.states[k];
-    if (!state.defined()) state = at::full_like(gradient, k == 0 ? initial_state(rule) : 0);
-    memory.states[k] = data_of<T>(state);
-  }
-  at::parallel_for(0, numbers_in(parameter), kNormBlock, [&](std::int64_t begin, std::int64_t end) {
-    RuleMemory<T> part{memory.parameter + begin, memory.gradient + begin, {}};
-    for (std::size_t k = 0; k < kMostStates; ++k) {
-      if (memory.states[k] != nullptr) part.states[k] = memory.states[k] + begin;
-    }
-    apply_rule(rule, step, part, static_cast<std::size_t>(end - begin));
-  });
 }
 
 void OptimizerInBackward::Impl::save(torch::serialize::OutputArchive& archive) const {
@@ -272,14 +223,7 @@ void OptimizerInBackward::Impl::load(torch::serialize::InputArchive& archive) {
       if (found == loaded.end()) refuse_in_backward("the archive has a parameter ", index);
       SteppedParameter& member = found->second;
       check_state(tensor, member.parameter.numel(), index, "OptimizerInBackward");
-      // As gradients lie in memory.
-      const bool dense = member.parameter.is_non_overlapping_and_dense();
-      at::Tensor& to = member.states[k];
-      to = dense ? at::empty_like(member.parameter.detach())
-                 : at::empty(member.parameter.sizes(), member.parameter.options());
-      const at::NoGradGuard no_grad;
-      to.set_requires_grad(false);
-      to.copy_(tensor.reshape(to.sizes()));
+      member.states[k] = member.state_from(tensor);
     }
   }
   for (auto& [index, member] : loaded) {

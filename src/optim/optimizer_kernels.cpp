@@ -43,10 +43,11 @@ CONVOY_BODY void ask_for(const T* piece) {
 }
 
 // A pass with all that Passage says: change(i, gradient) for every number.
-template <bool kTwoGradients, class T, std::size_t kStates, class Change>
-CONVOY_BODY void pass_with(const Passage<T>& passage, const T* gradient,
-                           const std::array<T*, kStates>& states, std::size_t count,
-                           const Change& change) {
+template <bool kTwoGradients, std::size_t kStates, class T, class Change>
+CONVOY_BODY void pass_with(const RuleMemory<T>& memory, std::size_t count, const Change& change) {
+  const Passage<T>& passage = memory.passage;
+  const T* const gradient = memory.gradient;
+  const std::array<T*, kMostStates> states = memory.states;
   // Of its own: the barrier below would have it read again.
   const std::array<T*, 3> copies = passage.copies;
   const T* const second = passage.second_gradient;
@@ -81,25 +82,26 @@ CONVOY_BODY void pass_with(const Passage<T>& passage, const T* gradient,
   if (begin < count) piece(begin, count - begin);
 }
 
-template <class T, std::size_t kStates, class Change>
-CONVOY_BODY void pass(const Passage<T>& passage, const T* gradient,
-                      const std::array<T*, kStates>& states, std::size_t count,
-                      const Change& change) {
-  if (passage.word == nullptr) {
+// The loop of every rule, which has this many states.
+template <std::size_t kStates, class T, class Change>
+CONVOY_BODY void pass(const RuleMemory<T>& memory, std::size_t count, const Change& change) {
+  const T* const gradient = memory.gradient;
+  if (memory.passage.word == nullptr) {
     CONVOY_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i) change(i, gradient[i]);
-  } else if (passage.second_gradient == nullptr) {
-    pass_with<false>(passage, gradient, states, count, change);
+  } else if (memory.passage.second_gradient == nullptr) {
+    pass_with<false, kStates>(memory, count, change);
   } else {
-    pass_with<true>(passage, gradient, states, count, change);
+    pass_with<true, kStates>(memory, count, change);
   }
 }
 
 enum class Momentum { kNone, kPlain, kNesterov };
 
 template <Momentum kMomentum, class T>
-CONVOY_BODY void sgd(const SgdStep& step, T* parameter, const T* gradient, T* buffer,
-                     std::size_t count, const Passage<T>& passage) {
+CONVOY_BODY void sgd(const SgdStep& step, const RuleMemory<T>& memory, std::size_t count) {
+  T* const parameter = memory.parameter;
+  T* const buffer = memory.states[0];
   const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale);
   const T momentum = static_cast<T>(step.momentum);
@@ -115,28 +117,26 @@ CONVOY_BODY void sgd(const SgdStep& step, T* parameter, const T* gradient, T* bu
     }
     parameter[i] += rate * change;
   };
-  pass<T, 1>(passage, gradient, {buffer}, count, change_one);
+  pass<1>(memory, count, change_one);
 }
 
 template <class T>
-CONVOY_BODY void sgd_any(const SgdStep& step, T* parameter, const T* gradient, T* buffer,
-                         std::size_t count, const Passage<T>& passage) {
+CONVOY_BODY void change_by(const SgdStep& step, const RuleMemory<T>& memory, std::size_t count) {
   if (step.momentum == 0) {
-    sgd<Momentum::kNone, T>(step, parameter, gradient, nullptr, count, passage);
+    sgd<Momentum::kNone>(step, memory, count);
   } else if (step.nesterov) {
-    sgd<Momentum::kNesterov, T>(step, parameter, gradient, buffer, count, passage);
+    sgd<Momentum::kNesterov>(step, memory, count);
   } else {
-    sgd<Momentum::kPlain, T>(step, parameter, gradient, buffer, count, passage);
+    sgd<Momentum::kPlain>(step, memory, count);
   }
 }
 
 template <bool kLargest, class T>
-CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count,
-                      const Passage<T>& passage) {
+CONVOY_BODY void adam(const AdamStep& step, const RuleMemory<T>& memory, std::size_t count) {
   T* const parameter = memory.parameter;
-  T* const mean = memory.mean;
-  T* const square = memory.square;
-  T* const largest = memory.largest;
+  T* const mean = memory.states[0];
+  T* const square = memory.states[1];
+  T* const largest = memory.states[2];
   const auto number = static_cast<double>(step.number);
   const double root = std::sqrt(1 - std::pow(step.beta2, number));
   const T rate = static_cast<T>(-step.lr / (1 - std::pow(step.beta1, number)));
@@ -160,22 +160,19 @@ CONVOY_BODY void adam(const AdamStep& step, const AdamMemory<T>& memory, std::si
     const T bottom = std::sqrt(v) * correction + eps;
     parameter[i] = parameter[i] * shrink + rate * (m / bottom);
   };
-  pass<T, 3>(passage, memory.gradient, {mean, square, largest}, count, change_one);
+  pass<kLargest ? 3 : 2>(memory, count, change_one);
 }
 
 template <class T>
-CONVOY_BODY void adam_any(const AdamStep& step, const AdamMemory<T>& memory, std::size_t count,
-                          const Passage<T>& passage) {
-  if (memory.largest == nullptr) {
-    adam<false, T>(step, memory, count, passage);
-  } else {
-    adam<true, T>(step, memory, count, passage);
-  }
+CONVOY_BODY void change_by(const AdamStep& step, const RuleMemory<T>& memory, std::size_t count) {
+  step.amsgrad ? adam<true>(step, memory, count) : adam<false>(step, memory, count);
 }
 
 template <class T>
-CONVOY_BODY void adagrad(const AdagradStep& step, T* parameter, const T* gradient, T* sum,
-                         std::size_t count, const Passage<T>& passage) {
+CONVOY_BODY void change_by(const AdagradStep& step, const RuleMemory<T>& memory,
+                           std::size_t count) {
+  T* const parameter = memory.parameter;
+  T* const sum = memory.states[0];
   const auto before = static_cast<double>(step.number - 1);
   const T rate = static_cast<T>(-step.lr / (1 + before * step.lr_decay));
   const T decay = static_cast<T>(step.weight_decay), eps = static_cast<T>(step.eps);
@@ -186,16 +183,15 @@ CONVOY_BODY void adagrad(const AdagradStep& step, T* parameter, const T* gradien
     sum[i] = all;
     parameter[i] += rate * (change / (std::sqrt(all) + eps));
   };
-  pass<T, 1>(passage, gradient, {sum}, count, change_one);
+  pass<1>(memory, count, change_one);
 }
 
 template <bool kMomentum, bool kCentered, class T>
-CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory, std::size_t count,
-                         const Passage<T>& passage) {
+CONVOY_BODY void rmsprop(const RmsPropStep& step, const RuleMemory<T>& memory, std::size_t count) {
   T* const parameter = memory.parameter;
-  T* const square = memory.square;
-  T* const buffer = memory.buffer;
-  T* const mean = memory.mean;
+  T* const square = memory.states[0];
+  T* const buffer = memory.states[1];
+  T* const mean = memory.states[2];
   const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale), eps = static_cast<T>(step.eps);
   const T alpha = static_cast<T>(step.alpha), rest = static_cast<T>(1 - step.alpha);
@@ -216,28 +212,27 @@ CONVOY_BODY void rmsprop(const RmsPropStep& step, const RmsPropMemory<T>& memory
     }
     parameter[i] += rate * moved;
   };
-  pass<T, 3>(passage, memory.gradient, {square, buffer, mean}, count, change_one);
+  pass<3>(memory, count, change_one);
 }
 
 template <class T>
-CONVOY_BODY void rmsprop_any(const RmsPropStep& step, const RmsPropMemory<T>& memory,
-                             std::size_t count, const Passage<T>& passage) {
-  const bool moves = step.momentum != 0;
-  if (memory.mean == nullptr) {
-    moves ? rmsprop<true, false, T>(step, memory, count, passage)
-          : rmsprop<false, false, T>(step, memory, count, passage);
+CONVOY_BODY void change_by(const RmsPropStep& step, const RuleMemory<T>& memory,
+                           std::size_t count) {
+  if (step.momentum != 0) {
+    step.centered ? rmsprop<true, true>(step, memory, count)
+                  : rmsprop<true, false>(step, memory, count);
   } else {
-    moves ? rmsprop<true, true, T>(step, memory, count, passage)
-          : rmsprop<false, true, T>(step, memory, count, passage);
+    step.centered ? rmsprop<false, true>(step, memory, count)
+                  : rmsprop<false, false>(step, memory, count);
   }
 }
 
 template <class T>
-CONVOY_BODY void adadelta(const AdadeltaStep& step, const TwoStates<T>& memory, std::size_t count,
-                          const Passage<T>& passage) {
+CONVOY_BODY void change_by(const AdadeltaStep& step, const RuleMemory<T>& memory,
+                           std::size_t count) {
   T* const parameter = memory.parameter;
-  T* const square = memory.first;
-  T* const moved = memory.second;
+  T* const square = memory.states[0];
+  T* const moved = memory.states[1];
   const T rate = static_cast<T>(-step.lr), decay = static_cast<T>(step.weight_decay);
   const T scale = static_cast<T>(step.gradient_scale), eps = static_cast<T>(step.eps);
   const T rho = static_cast<T>(step.rho), rest = static_cast<T>(1 - step.rho);
@@ -249,15 +244,14 @@ CONVOY_BODY void adadelta(const AdadeltaStep& step, const TwoStates<T>& memory, 
     moved[i] = moved[i] * rho + rest * delta * delta;
     parameter[i] += rate * delta;
   };
-  pass<T, 2>(passage, memory.gradient, {square, moved}, count, change_one);
+  pass<2>(memory, count, change_one);
 }
 
 template <class T>
-CONVOY_BODY void adamax(const AdamaxStep& step, const TwoStates<T>& memory, std::size_t count,
-                        const Passage<T>& passage) {
+CONVOY_BODY void change_by(const AdamaxStep& step, const RuleMemory<T>& memory, std::size_t count) {
   T* const parameter = memory.parameter;
-  T* const mean = memory.first;
-  T* const largest = memory.second;
+  T* const mean = memory.states[0];
+  T* const largest = memory.states[1];
   const auto number = static_cast<double>(step.number);
   const T rate = static_cast<T>(-step.lr / (1 - std::pow(step.beta1, number)));
   const T decay = static_cast<T>(step.weight_decay), eps = static_cast<T>(step.eps);
@@ -273,15 +267,14 @@ CONVOY_BODY void adamax(const AdamaxStep& step, const TwoStates<T>& memory, std:
     largest[i] = most;
     parameter[i] += rate * (m / most);
   };
-  pass<T, 2>(passage, memory.gradient, {mean, largest}, count, change_one);
+  pass<2>(memory, count, change_one);
 }
 
 template <class T>
-CONVOY_BODY void rprop(const RpropStep& step, const TwoStates<T>& memory, std::size_t count,
-                       const Passage<T>& passage) {
+CONVOY_BODY void change_by(const RpropStep& step, const RuleMemory<T>& memory, std::size_t count) {
   T* const parameter = memory.parameter;
-  T* const size = memory.first;
-  T* const last = memory.second;
+  T* const size = memory.states[0];
+  T* const last = memory.states[1];
   const T scale = static_cast<T>(step.gradient_scale);
   const T minus = static_cast<T>(step.eta_minus), plus = static_cast<T>(step.eta_plus);
   const T least = static_cast<T>(step.step_min), most = static_cast<T>(step.step_max);
@@ -296,7 +289,7 @@ CONVOY_BODY void rprop(const RpropStep& step, const TwoStates<T>& memory, std::s
     last[i] = used;
     parameter[i] -= used > 0 ? next : used < 0 ? -next : T{0};
   };
-  pass<T, 2>(passage, memory.gradient, {size, last}, count, change_one);
+  pass<2>(memory, count, change_one);
 }
 
 constexpr std::size_t kLanes = 8;
@@ -334,62 +327,23 @@ CONVOY_BODY double magnitude(const T* values, std::size_t count) {
 
 }  // namespace
 
-CONVOY_CLONES void sgd_step(const SgdStep& step, float* parameter, const float* gradient,
-                            float* buffer, std::size_t count, const Passage<float>& passage) {
-  sgd_any(step, parameter, gradient, buffer, count, passage);
-}
-CONVOY_CLONES void sgd_step(const SgdStep& step, double* parameter, const double* gradient,
-                            double* buffer, std::size_t count, const Passage<double>& passage) {
-  sgd_any(step, parameter, gradient, buffer, count, passage);
-}
-CONVOY_CLONES void adam_step(const AdamStep& step, const AdamMemory<float>& memory,
-                             std::size_t count, const Passage<float>& passage) {
-  adam_any(step, memory, count, passage);
-}
-CONVOY_CLONES void adam_step(const AdamStep& step, const AdamMemory<double>& memory,
-                             std::size_t count, const Passage<double>& passage) {
-  adam_any(step, memory, count, passage);
-}
-CONVOY_CLONES void adagrad_step(const AdagradStep& step, float* parameter, const float* gradient,
-                                float* sum, std::size_t count, const Passage<float>& passage) {
-  adagrad(step, parameter, gradient, sum, count, passage);
-}
-CONVOY_CLONES void adagrad_step(const AdagradStep& step, double* parameter, const double* gradient,
-                                double* sum, std::size_t count, const Passage<double>& passage) {
-  adagrad(step, parameter, gradient, sum, count, passage);
-}
-CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory,
-                                std::size_t count, const Passage<float>& passage) {
-  rmsprop_any(step, memory, count, passage);
-}
-CONVOY_CLONES void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory,
-                                std::size_t count, const Passage<double>& passage) {
-  rmsprop_any(step, memory, count, passage);
-}
-CONVOY_CLONES void adadelta_step(const AdadeltaStep& step, const TwoStates<float>& memory,
-                                 std::size_t count, const Passage<float>& passage) {
-  adadelta(step, memory, count, passage);
-}
-CONVOY_CLONES void adadelta_step(const AdadeltaStep& step, const TwoStates<double>& memory,
-                                 std::size_t count, const Passage<double>& passage) {
-  adadelta(step, memory, count, passage);
-}
-CONVOY_CLONES void adamax_step(const AdamaxStep& step, const TwoStates<float>& memory,
-                               std::size_t count, const Passage<float>& passage) {
-  adamax(step, memory, count, passage);
-}
-CONVOY_CLONES void adamax_step(const AdamaxStep& step, const TwoStates<double>& memory,
-                               std::size_t count, const Passage<double>& passage) {
-  adamax(step, memory, count, passage);
-}
-CONVOY_CLONES void rprop_step(const RpropStep& step, const TwoStates<float>& memory,
-                              std::size_t count, const Passage<float>& passage) {
-  rprop(step, memory, count, passage);
-}
-CONVOY_CLONES void rprop_step(const RpropStep& step, const TwoStates<double>& memory,
-                              std::size_t count, const Passage<double>& passage) {
-  rprop(step, memory, count, passage);
-}
+#define CONVOY_RULE_STEP(Step)                                                     \
+  CONVOY_CLONES void rule_step(const Step& step, const RuleMemory<float>& memory,  \
+                               std::size_t count) {                                \
+    change_by(step, memory, count);                                                \
+  }                                                                                \
+  CONVOY_CLONES void rule_step(const Step& step, const RuleMemory<double>& memory, \
+                               std::size_t count) {                                \
+    change_by(step, memory, count);                                                \
+  }
+CONVOY_RULE_STEP(SgdStep)
+CONVOY_RULE_STEP(AdamStep)
+CONVOY_RULE_STEP(AdagradStep)
+CONVOY_RULE_STEP(RmsPropStep)
+CONVOY_RULE_STEP(AdadeltaStep)
+CONVOY_RULE_STEP(AdamaxStep)
+CONVOY_RULE_STEP(RpropStep)
+
 CONVOY_CLONES double sum_of_squares(const float* values, std::size_t count) {
   return squares(values, count);
 }

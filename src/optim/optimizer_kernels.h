@@ -23,6 +23,21 @@ struct Passage {
   T share = 1;
 };
 
+// Numbers that a rule keeps for each one of a parameter, at most. Which: SGD the momentum; Adam
+// and AdamW means, squares, largest squares; Adagrad the sum; RMSprop squares, momentum, means;
+// Adadelta squares, squares of changes; Adamax means, largest, which fade; Rprop the size of each
+// number's step, which begins with the learning rate, and its last gradient.
+inline constexpr std::size_t kMostStates = 3;
+
+// What a step works on.
+template <class T>
+struct RuleMemory {
+  T* parameter;
+  const T* gradient;
+  std::array<T*, kMostStates> states;  // nullptr where it keeps none
+  Passage<T> passage = {};
+};
+
 struct SgdStep {
   double lr = 0;
   double momentum = 0, dampening = 0, weight_decay = 0;
@@ -30,104 +45,54 @@ struct SgdStep {
   bool first = false;         // the momentum buffer becomes the gradient
   double gradient_scale = 1;  // of clipping
 };
-// `buffer` is not used if momentum is 0.
-void sgd_step(const SgdStep& step, float* parameter, const float* gradient, float* buffer,
-              std::size_t count, const Passage<float>& passage = {});
-void sgd_step(const SgdStep& step, double* parameter, const double* gradient, double* buffer,
-              std::size_t count, const Passage<double>& passage = {});
-
 struct AdamStep {
   double lr = 0;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool amsgrad = false;
   bool decoupled = true;    // weight decay as AdamW has it; false: as a part of the gradient
   std::int64_t number = 1;  // of this step, for the corrections of the averages
   double gradient_scale = 1;
 };
-// `largest`: of the second moments so far (amsgrad); may be nullptr.
-template <class T>
-struct AdamMemory {
-  T* parameter;
-  const T* gradient;
-  T* mean;
-  T* square;
-  T* largest;
-};
-void adam_step(const AdamStep& step, const AdamMemory<float>& memory, std::size_t count,
-               const Passage<float>& passage = {});
-void adam_step(const AdamStep& step, const AdamMemory<double>& memory, std::size_t count,
-               const Passage<double>& passage = {});
-
 struct AdagradStep {
   double lr = 0;
   double lr_decay = 0, weight_decay = 0, eps = 1e-10;
   std::int64_t number = 1;  // of this step, for the decay
   double gradient_scale = 1;
 };
-void adagrad_step(const AdagradStep& step, float* parameter, const float* gradient, float* sum,
-                  std::size_t count, const Passage<float>& passage = {});
-void adagrad_step(const AdagradStep& step, double* parameter, const double* gradient, double* sum,
-                  std::size_t count, const Passage<double>& passage = {});
-
 struct RmsPropStep {
   double lr = 0;
   double alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  bool centered = false;
   double gradient_scale = 1;
 };
-// `buffer` is there if momentum is not 0; `mean` may be nullptr: not centered.
-template <class T>
-struct RmsPropMemory {
-  T* parameter;
-  const T* gradient;
-  T* square;
-  T* buffer;
-  T* mean;
-};
-void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<float>& memory, std::size_t count,
-                  const Passage<float>& passage = {});
-void rmsprop_step(const RmsPropStep& step, const RmsPropMemory<double>& memory, std::size_t count,
-                  const Passage<double>& passage = {});
-
-// Of the next three: which states they are is said there.
-template <class T>
-struct TwoStates {
-  T* parameter;
-  const T* gradient;
-  T* first;
-  T* second;
-};
-
 struct AdadeltaStep {
   double lr = 1;
   double rho = 0.9, eps = 1e-6, weight_decay = 0;
   double gradient_scale = 1;
 };
-// Means of squares: of gradients, and of changes.
-void adadelta_step(const AdadeltaStep& step, const TwoStates<float>& memory, std::size_t count,
-                   const Passage<float>& passage = {});
-void adadelta_step(const AdadeltaStep& step, const TwoStates<double>& memory, std::size_t count,
-                   const Passage<double>& passage = {});
-
 struct AdamaxStep {
   double lr = 0;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   std::int64_t number = 1;
   double gradient_scale = 1;
 };
-// Means, and the largest magnitudes, which fade.
-void adamax_step(const AdamaxStep& step, const TwoStates<float>& memory, std::size_t count,
-                 const Passage<float>& passage = {});
-void adamax_step(const AdamaxStep& step, const TwoStates<double>& memory, std::size_t count,
-                 const Passage<double>& passage = {});
-
 struct RpropStep {
   double eta_minus = 0.5, eta_plus = 1.2, step_min = 1e-6, step_max = 50;
   double gradient_scale = 1;
 };
-// The size of each number's step, which begins with the learning rate, and its last gradient.
-void rprop_step(const RpropStep& step, const TwoStates<float>& memory, std::size_t count,
-                const Passage<float>& passage = {});
-void rprop_step(const RpropStep& step, const TwoStates<double>& memory, std::size_t count,
-                const Passage<double>& passage = {});
+
+// One step of each rule, over so many numbers.
+#define CONVOY_RULE_STEP(Step)                                                          \
+  void rule_step(const Step& step, const RuleMemory<float>& memory, std::size_t count); \
+  void rule_step(const Step& step, const RuleMemory<double>& memory, std::size_t count)
+CONVOY_RULE_STEP(SgdStep);
+CONVOY_RULE_STEP(AdamStep);
+CONVOY_RULE_STEP(AdagradStep);
+CONVOY_RULE_STEP(RmsPropStep);
+CONVOY_RULE_STEP(AdadeltaStep);
+CONVOY_RULE_STEP(AdamaxStep);
+CONVOY_RULE_STEP(RpropStep);
+#undef CONVOY_RULE_STEP
 
 // In f64, in an order that is always the same.
 double sum_of_squares(const float* values, std::size_t count);

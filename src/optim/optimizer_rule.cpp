@@ -50,87 +50,73 @@ class Checker {
   const char* who_;
 };
 
-template <class T>
-struct Applier {
-  void operator()(const Sgd& rule) const {
-    sgd_step({.lr = rule.lr,
-              .momentum = rule.momentum,
-              .dampening = rule.dampening,
-              .weight_decay = rule.weight_decay,
-              .nesterov = rule.nesterov,
-              .first = step.first,
-              .gradient_scale = step.gradient_scale},
-             memory.parameter, memory.gradient, memory.states[0], count, memory.passage);
+// What the kernels take of a rule.
+struct StepOf {
+  SgdStep operator()(const Sgd& rule) const {
+    return {.lr = rule.lr,
+            .momentum = rule.momentum,
+            .dampening = rule.dampening,
+            .weight_decay = rule.weight_decay,
+            .nesterov = rule.nesterov,
+            .first = step.first,
+            .gradient_scale = step.gradient_scale};
   }
   template <class Rule>
-  void adam(const Rule& rule, bool decoupled) const {
-    const AdamMemory<T> all{memory.parameter, memory.gradient, memory.states[0], memory.states[1],
-                            rule.amsgrad ? memory.states[2] : nullptr};
-    adam_step({.lr = rule.lr,
-               .beta1 = rule.beta1,
-               .beta2 = rule.beta2,
-               .eps = rule.eps,
-               .weight_decay = rule.weight_decay,
-               .decoupled = decoupled,
-               .number = step.number,
-               .gradient_scale = step.gradient_scale},
-              all, count, memory.passage);
+  AdamStep adam(const Rule& rule, bool decoupled) const {
+    return {.lr = rule.lr,
+            .beta1 = rule.beta1,
+            .beta2 = rule.beta2,
+            .eps = rule.eps,
+            .weight_decay = rule.weight_decay,
+            .amsgrad = rule.amsgrad,
+            .decoupled = decoupled,
+            .number = step.number,
+            .gradient_scale = step.gradient_scale};
   }
-  void operator()(const Adam& rule) const { adam(rule, false); }
-  void operator()(const AdamW& rule) const { adam(rule, true); }
-  void operator()(const Adagrad& rule) const {
-    adagrad_step({.lr = rule.lr,
-                  .lr_decay = rule.lr_decay,
-                  .weight_decay = rule.weight_decay,
-                  .eps = rule.eps,
-                  .number = step.number,
-                  .gradient_scale = step.gradient_scale},
-                 memory.parameter, memory.gradient, memory.states[0], count, memory.passage);
+  AdamStep operator()(const Adam& rule) const { return adam(rule, false); }
+  AdamStep operator()(const AdamW& rule) const { return adam(rule, true); }
+  AdagradStep operator()(const Adagrad& rule) const {
+    return {.lr = rule.lr,
+            .lr_decay = rule.lr_decay,
+            .weight_decay = rule.weight_decay,
+            .eps = rule.eps,
+            .number = step.number,
+            .gradient_scale = step.gradient_scale};
   }
-  void operator()(const RmsProp& rule) const {
-    const RmsPropMemory<T> all{memory.parameter, memory.gradient, memory.states[0],
-                               memory.states[1], rule.centered ? memory.states[2] : nullptr};
-    rmsprop_step({.lr = rule.lr,
-                  .alpha = rule.alpha,
-                  .eps = rule.eps,
-                  .weight_decay = rule.weight_decay,
-                  .momentum = rule.momentum,
-                  .gradient_scale = step.gradient_scale},
-                 all, count, memory.passage);
+  RmsPropStep operator()(const RmsProp& rule) const {
+    return {.lr = rule.lr,
+            .alpha = rule.alpha,
+            .eps = rule.eps,
+            .weight_decay = rule.weight_decay,
+            .momentum = rule.momentum,
+            .centered = rule.centered,
+            .gradient_scale = step.gradient_scale};
   }
-  TwoStates<T> two() const {
-    return {memory.parameter, memory.gradient, memory.states[0], memory.states[1]};
+  AdadeltaStep operator()(const Adadelta& rule) const {
+    return {.lr = rule.lr,
+            .rho = rule.rho,
+            .eps = rule.eps,
+            .weight_decay = rule.weight_decay,
+            .gradient_scale = step.gradient_scale};
   }
-  void operator()(const Adadelta& rule) const {
-    adadelta_step({.lr = rule.lr,
-                   .rho = rule.rho,
-                   .eps = rule.eps,
-                   .weight_decay = rule.weight_decay,
-                   .gradient_scale = step.gradient_scale},
-                  two(), count, memory.passage);
+  AdamaxStep operator()(const Adamax& rule) const {
+    return {.lr = rule.lr,
+            .beta1 = rule.beta1,
+            .beta2 = rule.beta2,
+            .eps = rule.eps,
+            .weight_decay = rule.weight_decay,
+            .number = step.number,
+            .gradient_scale = step.gradient_scale};
   }
-  void operator()(const Adamax& rule) const {
-    adamax_step({.lr = rule.lr,
-                 .beta1 = rule.beta1,
-                 .beta2 = rule.beta2,
-                 .eps = rule.eps,
-                 .weight_decay = rule.weight_decay,
-                 .number = step.number,
-                 .gradient_scale = step.gradient_scale},
-                two(), count, memory.passage);
-  }
-  void operator()(const Rprop& rule) const {
-    rprop_step({.eta_minus = rule.eta_minus,
-                .eta_plus = rule.eta_plus,
-                .step_min = rule.step_min,
-                .step_max = rule.step_max,
-                .gradient_scale = step.gradient_scale},
-               two(), count, memory.passage);
+  RpropStep operator()(const Rprop& rule) const {
+    return {.eta_minus = rule.eta_minus,
+            .eta_plus = rule.eta_plus,
+            .step_min = rule.step_min,
+            .step_max = rule.step_max,
+            .gradient_scale = step.gradient_scale};
   }
 
   const RuleStep step;
-  const RuleMemory<T>& memory;
-  std::size_t count;
 };
 
 template <class Rule>
@@ -225,7 +211,8 @@ template <class T>
 void apply(const OptimizerRule& rule, RuleStep step, const RuleMemory<T>& memory,
            std::size_t count) {
   if (maximizes(rule)) step.gradient_scale = -step.gradient_scale;
-  std::visit(Applier<T>{step, memory, count}, rule);
+  const StepOf step_of{step};
+  std::visit([&](const auto& one) { rule_step(step_of(one), memory, count); }, rule);
 }
 }  // namespace
 

@@ -10,10 +10,6 @@
 
 namespace convoy {
 
-// Numbers that a rule keeps for each one of a parameter, at most. Which: SGD the momentum; Adam
-// and AdamW means, squares, largest squares; Adagrad the sum; RMSprop squares, momentum, means;
-// Adadelta squares, squares of changes; Adamax means, largest; Rprop steps, last gradients.
-inline constexpr std::size_t kMostStates = 3;
 // Of the states in an archive, and of the numbers of steps and of all steps.
 inline constexpr std::array<const char*, kMostStates> kStateNames = {"first", "second", "third"};
 inline constexpr const char* kCountsName = "counts";
@@ -34,13 +30,6 @@ struct RuleStep {
   std::int64_t number = 1;  // of this step of this parameter: 1, 2, ...
   bool first = false;       // state 0 was never used
   double gradient_scale = 1;
-};
-template <class T>
-struct RuleMemory {
-  T* parameter;
-  const T* gradient;
-  std::array<T*, kMostStates> states;  // nullptr where it keeps none
-  Passage<T> passage = {};
 };
 // Element by element: bits do not depend on how a parameter is divided.
 void apply_rule(const OptimizerRule& rule, const RuleStep& step, const RuleMemory<float>& memory,

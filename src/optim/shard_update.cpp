@@ -293,8 +293,8 @@ void ShardedOptimizerBase::Impl::launched(std::size_t index, bool good,
 // What the thread needs for this bucket.
 void ShardedOptimizerBase::Impl::prepare(std::size_t index, Launched& item) {
   if (stuck_) fail(ErrorKind::kTimeout, kShardedName, ": its thread has not come back");
-  if (!in_round_) take_rules();  // before the thread has work
-  in_round_ = true;
+  if (!round_.begun) take_rules();  // before the thread has work
+  round_.begun = true;
   const auto reducer = reducer_.lock();
   const Bucket& bucket = reducer->buckets()[index];
   std::vector<bool> has(members_.size());
@@ -364,7 +364,7 @@ void ShardedOptimizerBase::Impl::update_launched(Launched& item) {
   }
   count(used);
   update(used, 1, Threads::kOne);
-  for (const Gradient& gradient : used) done_[gradient.member] = some_done_ = true;
+  for (const Gradient& gradient : used) round_.done[gradient.member] = round_.some_done = true;
 }
 
 }  // namespace convoy

@@ -61,7 +61,7 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
     for (const at::Tensor& parameter : groups[g].params()) {
       const auto place = known.find(parameter.unsafeGetTensorImpl());
       if (place == known.end())
-        refuse_sharded("a tensor of group ", g, " is no parameter of the reducer");
+        refuse_sharded("a tensor of group ", g, " is not a parameter of the reducer");
       const std::size_t index = place->second;
       const auto type = at::toRealValueType(parameter.scalar_type());
       if (type != at::kFloat && type != at::kDouble) {
@@ -86,7 +86,7 @@ void ShardedOptimizerBase::Impl::find_members(Reducer& reducer) {
     takes_[index] = true;
     members_.push_back(member);
   }
-  done_.resize(members_.size());
+  round_.done.resize(members_.size());
   check_apart(*ReducerAccess::impl(reducer));
   ReducerAccess::impl(reducer)->check_port(takes_);
 }

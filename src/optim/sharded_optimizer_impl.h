@@ -179,9 +179,12 @@ class ShardedOptimizerBase::Impl final : public ShardPort,
     std::vector<Gradient> gradients;  // of all its members
     std::vector<std::size_t> places;  // of these in the bucket
   };
-  std::vector<bool> done_;  // members, in this round
-  bool some_done_ = false;
-  bool in_round_ = false;  // rules_ are those of this round
+  struct Round {
+    bool begun = false;      // rules_ are those of this round
+    std::vector<bool> done;  // members
+    bool some_done = false;
+  };
+  Round round_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::deque<Launched> queue_;  // guarded by mutex_

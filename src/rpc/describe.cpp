@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "convoy/detail/rpc_signature.h"
 #include "convoy/rpc_values.h"
 
 namespace convoy::rpc::detail {

@@ -82,13 +82,18 @@ void run_callbacks(Callback* newest) noexcept {
       nest.end = &nest.first;
     }
     const std::unique_ptr<Callback> callback(std::exchange(first, first->next));
-    // Whatever handler this thread is in the middle of, it is not that one's.
-    const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
-    const agent::CurrentScope scope(request ? request->get() : nullptr);
-    const auto& recorder = callback->recorder;
-    const RecorderScope recorded(
-        RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
-    callback->run();
+    bool told = false;
+    {
+      // Whatever handler this thread is in the middle of, it is not that one's.
+      const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
+      const agent::CurrentScope scope(request ? request->get() : nullptr);
+      const auto& recorder = callback->recorder;
+      const RecorderScope recorded(
+          RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
+      told = tell_resumed();
+      callback->run();
+    }
+    if (told) tell_resumed();
   }
   --nest.depth;
 }
@@ -107,9 +112,10 @@ void take_back(const std::vector<std::string>& lent) noexcept {
 void take_result_context(void* data, const std::vector<at::Tensor>& with_grad,
                          const std::byte* bytes, std::size_t count) {
   const CallSlot& slot = *static_cast<CallSlot*>(data);
-  const RecordTrailer trailer = decode_trailer({bytes, count}, with_grad.size());
+  std::span tail(bytes, count);
+  const RecordTrailer trailer = decode_trailer(tail, with_grad.size());
   if (Recordings* const recordings = slot.session.recordings()) {
-    recordings->came(slot.worker, trailer, with_grad, slot.function, /*reply=*/true);
+    recordings->came(slot.worker, trailer, tail, with_grad, slot.function, /*reply=*/true);
   }
 }
 
@@ -348,9 +354,14 @@ struct Resumption {
   void resume() {
     armed = false;
     if (session) clean_thread_state();
-    const agent::CurrentScope scope(request.get());
-    const RecorderScope recorded(std::move(recorder));
-    coroutine.resume();
+    bool told = false;
+    {
+      const agent::CurrentScope scope(request.get());
+      const RecorderScope recorded(std::move(recorder));
+      told = tell_resumed();
+      coroutine.resume();
+    }
+    if (told) tell_resumed();
   }
 };
 
@@ -375,9 +386,13 @@ void FutureCore::resume(std::coroutine_handle<> coroutine) {
 
 namespace {
 
+// As the engine takes it: nullopt: the session's; 0: never.
 std::optional<std::chrono::nanoseconds> timeout_of(const CallOptions& options) {
-  if (!options.timeout) return std::nullopt;
-  return within_clock(*options.timeout);
+  if (!options.timeout.is_set()) [[likely]]
+    return std::nullopt;
+  const auto left = *options.timeout.left();
+  if (left.count() == 0 && options.timeout.is_deadline()) return std::chrono::nanoseconds(1);
+  return within_clock(std::chrono::ceil<std::chrono::milliseconds>(left));
 }
 
 }  // namespace

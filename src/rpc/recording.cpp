@@ -56,28 +56,41 @@ RecorderScope::~RecorderScope() {
   if (told || before_.told) recorder_here() = std::move(before_.recorder);
 }
 
+bool tell_resumed() noexcept {
+  const auto recorder = current_recorder();
+  if (recorder) recorder->resumes();
+  return recorder != nullptr;
+}
+
+void Recorded::record(const std::shared_ptr<Recorder>& recorder, std::uint32_t worker,
+                      const Body& body, std::string_view function, bool reply) {
+  bytes_.resize(sizeof trailer_);
+  if (!recorder->sends(worker, body.tensors->with_grad(), function, reply, trailer_, bytes_)) {
+    bytes_.clear();
+    return;
+  }
+  std::memcpy(bytes_.data(), &trailer_, sizeof trailer_);
+  recorder_ = recorder;
+}
+
 Recorded::Recorded(const SessionImpl& session, std::uint32_t worker, const Body& body,
                    std::string_view function) {
-  auto recorder = current_recorder();
+  const auto recorder = current_recorder();
   if (!recorder || recorder->session() != &session) return;
-  if (recorder->sends(worker, body.tensors->with_grad(), function, /*reply=*/false, trailer_)) {
-    recorder_ = std::move(recorder);
-  }
+  record(recorder, worker, body, function, /*reply=*/false);
 }
 
 Recorded::Recorded(agent::Request& request, const Body& body) {
   if (!request.attached() || body.tensors->with_grad().empty()) return;
   const auto& attached = *static_cast<AttachedRecorder*>(request.attached().get());
-  if (attached.recorder->sends(attached.caller, body.tensors->with_grad(), attached.function,
-                               /*reply=*/true, trailer_)) {
-    recorder_ = attached.recorder;
-  }
+  record(attached.recorder, attached.caller, body, attached.function, /*reply=*/true);
 }
 
-RecordTrailer decode_trailer(std::span<const std::byte> bytes, std::size_t tensors) {
+RecordTrailer decode_trailer(std::span<const std::byte>& bytes, std::size_t tensors) {
   RecordTrailer trailer;
-  if (bytes.size() == sizeof trailer) {
+  if (bytes.size() >= sizeof trailer && bytes.size() <= sizeof trailer + kMostTrailerTail) {
     std::memcpy(&trailer, bytes.data(), sizeof trailer);
+    bytes = bytes.subspan(sizeof trailer);
     if (trailer.magic == RecordTrailer::kMagic && trailer.tensors == tensors &&
         (trailer.message == 0) == (tensors == 0)) {
       return trailer;

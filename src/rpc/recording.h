@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <array>
 #include <cstddef>
@@ -20,7 +21,7 @@ namespace convoy::rpc::detail {
 class SessionImpl;
 struct Body;
 
-// Behind the values of a message. docs/wire.md has the bytes.
+// Behind the values of a message. docs/internals/wire.md has the bytes.
 struct RecordTrailer {
   static constexpr std::uint32_t kMagic = 0x47415643;  // "CVAG"
 
@@ -31,6 +32,10 @@ struct RecordTrailer {
 };
 static_assert(sizeof(RecordTrailer) == 24);
 
+// What the layer above has behind it.
+inline constexpr std::size_t kMostTrailerTail = 2048;
+using TrailerTail = c10::SmallVector<std::byte, 104>;
+
 // A context, as calls see it. Thread-safe.
 class Recorder {
  public:
@@ -39,9 +44,12 @@ class Recorder {
   // A message to that worker is about to go; these tensors of it require grad. False: it is not
   // recorded.
   virtual bool sends(std::uint32_t worker, const std::vector<at::Tensor>& tensors,
-                     std::string_view function, bool reply, RecordTrailer& trailer) = 0;
+                     std::string_view function, bool reply, RecordTrailer& trailer,
+                     TrailerTail& tail) = 0;
   // It did not go.
   virtual void forget(const RecordTrailer& trailer) noexcept = 0;
+  // What it records goes on, on this thread: a continuation, or a coroutine.
+  virtual void resumes() noexcept = 0;
   // Whose calls it records: the address of a SessionImpl.
   virtual const void* session() const noexcept = 0;
 };
@@ -51,9 +59,11 @@ class Recordings {
  public:
   virtual ~Recordings() = default;
 
-  // A message came: gives its tensors a history. The context; nullptr if it was released, or cannot
-  // be: the tensors are left as they are then.
+  // A message came: gives its tensors a history. What records for its handler, or for nobody if it
+  // is a reply; nullptr also if the context was released, or cannot be: the tensors are left as
+  // they are then. kInvalidArgument: the tail is none.
   virtual std::shared_ptr<Recorder> came(std::uint32_t from, const RecordTrailer& trailer,
+                                         std::span<const std::byte> tail,
                                          const std::vector<at::Tensor>& tensors,
                                          std::string_view function, bool reply) = 0;
 };
@@ -73,6 +83,9 @@ struct RecorderHere {
 };
 RecorderHere recorder_state();
 std::shared_ptr<Recorder> current_recorder();
+// This thread goes on with what another one began, or with what it was doing before. False: that is
+// not recorded.
+bool tell_resumed() noexcept;
 
 class RecorderScope {
  public:
@@ -99,16 +112,18 @@ class Recorded {
   // A reply.
   Recorded(agent::Request& request, const Body& body);
 
-  std::span<const std::byte> bytes() const {
-    return recorder_ ? std::as_bytes(std::span(&trailer_, 1)) : std::span<const std::byte>();
-  }
+  std::span<const std::byte> bytes() const { return {bytes_.data(), bytes_.size()}; }
   void forget() const noexcept {
     if (recorder_) recorder_->forget(trailer_);
   }
 
  private:
+  void record(const std::shared_ptr<Recorder>& recorder, std::uint32_t worker, const Body& body,
+              std::string_view function, bool reply);
+
   std::shared_ptr<Recorder> recorder_;
   RecordTrailer trailer_;
+  TrailerTail bytes_;
 };
 
 // What a request has, whose message had a trailer.
@@ -118,7 +133,7 @@ struct AttachedRecorder {
   std::string_view function = {};  // lives as long as the process
 };
 
-// kInvalidArgument for what is no trailer of so many tensors.
-RecordTrailer decode_trailer(std::span<const std::byte> bytes, std::size_t tensors);
+// kInvalidArgument for what is no trailer of so many tensors. The rest is its tail.
+RecordTrailer decode_trailer(std::span<const std::byte>& bytes, std::size_t tensors);
 
 }  // namespace convoy::rpc::detail

@@ -17,11 +17,11 @@ ModuleState tensors_of(torch::nn::Module& module) {
 
 }  // namespace
 
-std::map<std::string, RRef<at::Tensor>> module_parameters(torch::nn::Module& module) {
+std::vector<NamedParameter> module_parameters(torch::nn::Module& module) {
   const Session session = current().session();
-  std::map<std::string, RRef<at::Tensor>> all;
+  std::vector<NamedParameter> all;
   for (const auto& each : module.named_parameters()) {
-    all.emplace(each.key(), session.rref(at::Tensor(each.value())));
+    all.push_back({each.key(), session.rref(at::Tensor(each.value()))});
   }
   return all;
 }

@@ -171,7 +171,8 @@ Future<void> when_created(const RRefHandle& handle) {
   const RRefState& state = state_of(handle);
   const auto session = state.session.lock();
   auto future = std::make_shared<FutureState<void>>(session);
-  const auto end = [future](const agent::Failure* failure) {
+  // It stays until then.
+  const auto end = [future, handle](const agent::Failure* failure) {
     if (!future->claim()) return;
     failure ? future->end(error_of(*failure)) : future->end_with();
   };
@@ -240,13 +241,14 @@ const CallKey& fetch_key() {
 }  // namespace
 
 void fetch(const std::shared_ptr<SessionImpl>& session, const RRefHandle& handle,
-           const std::shared_ptr<FutureCore>& future, std::uint64_t type,
+           FutureCore& future, std::shared_ptr<FutureCore> keep, std::uint64_t type,
            const CallOptions& options) {
-  const OnReference on(handle);
-  const CallStart start{session, *future, future, on.worker, fetch_key(), options, 0, &handle};
+  const rref::RRefId& id = handle->ref.id();
+  const CallStart start{session, future, std::move(keep), id.owner, fetch_key(),
+                        options, 0,      &handle};
   with_body(
-      nullptr, TensorMode::kStay, false, [&](const Body& body) { start_call(start, body); }, on.id,
-      type);
+      nullptr, TensorMode::kStay, false, [&](const Body& body) { start_call(start, body); },
+      as_bytes_of<std::array<std::uint64_t, 3>>(id), type);
 }
 
 OnReference::OnReference(const RRefHandle& handle)

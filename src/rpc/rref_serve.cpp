@@ -42,17 +42,21 @@ struct ServedCall::Needs {
 
 void ServedCall::take_object() {
   const auto id = as_bytes_of<rref::RRefId>(arguments_.take<std::array<std::uint64_t, 3>>());
+  rref::Refs& refs = session_of(*request_ref_of(call_)).refs();
+  if (rref::Value value = refs.ready_value(id); value.object) [[likely]] {
+    object_ = std::static_pointer_cast<HeldValue>(std::move(value.object));
+    return;
+  }
   needs_ = std::make_shared<Needs>();
   needs_->left = 2;
-  session_of(*request_ref_of(call_))
-      .refs()
-      .when_value(id, [needs = needs_](const rref::Value* value, const agent::Failure* failure) {
-        if (value) {
-          const std::scoped_lock lock(needs->mutex);
-          needs->object = std::static_pointer_cast<HeldValue>(value->object);
-        }
-        needs->done(failure);
-      });
+  refs.when_value(peer_.worker, id,
+                  [needs = needs_](const rref::Value* value, const agent::Failure* failure) {
+                    if (value) {
+                      const std::scoped_lock lock(needs->mutex);
+                      needs->object = std::static_pointer_cast<HeldValue>(value->object);
+                    }
+                    needs->done(failure);
+                  });
 }
 
 RRefHandle ServedCall::take_result() {
@@ -73,7 +77,10 @@ bool ServedCall::ready() {
       if (!handle->ref.confirmed()) unknown.push_back(handle->ref);
     }
     if (!unknown.empty()) {
-      if (!needs_) needs_ = std::make_shared<Needs>();
+      if (!needs_) {
+        needs_ = std::make_shared<Needs>();
+        needs_->object = object_;
+      }
       {
         const std::scoped_lock lock(needs_->mutex);
         ++needs_->left;
@@ -91,8 +98,7 @@ bool ServedCall::ready() {
 }
 
 const std::shared_ptr<HeldValue>& ServedCall::object() const {
-  static const std::shared_ptr<HeldValue> none;
-  return needs_ ? needs_->object : none;
+  return needs_ ? needs_->object : object_;
 }
 
 void ServedCall::when_ready(GoOn go_on, const RRefHandle& result) {
@@ -163,18 +169,22 @@ void run_fetch(void*, agent::RequestRef request) noexcept {
         as_bytes_of<rref::RRefId>(message.source().take<std::array<std::uint64_t, 3>>());
     const auto type = message.source().take<std::uint64_t>();
     message.source().finish();
+    if (const rref::Value value = session.refs().ready_value(id); value.object) [[likely]] {
+      return answer_fetch(request, peer, type, &value, nullptr);
+    }
     // A value that comes later is sent by a thread of the pool.
     const auto inside = std::make_shared<std::atomic<bool>>(true);
-    session.refs().when_value(id, [inside, request, peer, type, agent = &session.agent()](
-                                      const rref::Value* value, const agent::Failure* failure) {
-      if (inside->load(std::memory_order_relaxed) || failure) {
-        return answer_fetch(request, peer, type, value, failure);
-      }
-      agent->post([request, peer, type, value = *value] {
-        const agent::CurrentScope scope(request.get());
-        answer_fetch(request, peer, type, &value, nullptr);
-      });
-    });
+    session.refs().when_value(peer.worker, id,
+                              [inside, request, peer, type, agent = &session.agent()](
+                                  const rref::Value* value, const agent::Failure* failure) {
+                                if (inside->load(std::memory_order_relaxed) || failure) {
+                                  return answer_fetch(request, peer, type, value, failure);
+                                }
+                                agent->post([request, peer, type, value = *value] {
+                                  const agent::CurrentScope scope(request.get());
+                                  answer_fetch(request, peer, type, &value, nullptr);
+                                });
+                              });
     inside->store(false, std::memory_order_relaxed);
   } catch (...) {
     fail_request(*request, std::current_exception());

@@ -22,6 +22,7 @@
 #include "base/quote.h"
 #include "base/thread.h"
 #include "convoy/rpc_function.h"
+#include "rpc/dynamic.h"
 #include "rpc/message.h"
 #include "rpc/recording.h"
 #include "rpc/rref_state.h"
@@ -72,10 +73,10 @@ void reply_to(agent::Request& request, const Body& body) {
   const Recorded recorded(request, body);
   try {
     OutgoingMessage message(body, recorded.bytes());
-    const bool first = request.reply(message.outgoing());
-    if (first) body.references->release();
+    const bool goes = request.reply(message.outgoing());
+    if (goes) body.references->release();
     // A caller that has given up does not take it.
-    if (!first || request.cancelled()) recorded.forget();
+    if (!goes || request.cancelled()) recorded.forget();
   } catch (...) {
     recorded.forget();
     throw;
@@ -85,12 +86,13 @@ void reply_to(agent::Request& request, const Body& body) {
 void take_context(void* data, const std::vector<at::Tensor>& with_grad, const std::byte* bytes,
                   std::size_t count) {
   agent::Request& request = *static_cast<agent::Request*>(data);
-  const RecordTrailer trailer = decode_trailer({bytes, count}, with_grad.size());
+  std::span tail(bytes, count);
+  const RecordTrailer trailer = decode_trailer(tail, with_grad.size());
   Recordings* const recordings = static_cast<SessionImpl*>(request.agent().user())->recordings();
   if (!recordings) return;
   const std::uint32_t caller = request.caller().id;
   const std::string_view function = request.function_name();
-  auto recorder = recordings->came(caller, trailer, with_grad, function, /*reply=*/false);
+  auto recorder = recordings->came(caller, trailer, tail, with_grad, function, /*reply=*/false);
   if (!recorder) return;
   request.attached() =
       std::make_shared<AttachedRecorder>(AttachedRecorder{std::move(recorder), caller, function});
@@ -135,6 +137,7 @@ std::vector<agent::Handler> exported_handlers() {
                         .run = &run_function,
                         .data = const_cast<FunctionEntry*>(entry)});
   }
+  for (const agent::Handler& handler : dynamic::served_handlers()) handlers.push_back(handler);
   handlers.push_back(fetch_handler());
   return handlers;
 }

@@ -89,6 +89,19 @@ Deadline deadline_of(std::chrono::milliseconds timeout) {
   return timeout.count() == 0 ? Deadline::never() : Deadline::after(timeout);
 }
 
+void check_timeout(const Timeout& timeout) {
+  if (timeout.is_set()) {
+    checked("timeout", std::chrono::duration_cast<std::chrono::milliseconds>(*timeout.left()));
+  }
+}
+
+// `own` is the session's.
+Deadline deadline_of(const Timeout& timeout, std::chrono::milliseconds own) {
+  check_timeout(timeout);
+  const bool is_never = !timeout.is_deadline() && timeout.left() == std::chrono::nanoseconds(0);
+  return is_never ? Deadline::never() : timeout.deadline(deadline_of(own));
+}
+
 WorkerInfo to_info(const agent::Worker& worker) {
   return {worker.name, static_cast<int>(worker.id)};
 }
@@ -205,7 +218,7 @@ std::uint32_t find_worker(SessionImpl& session, const To& to) {
 Session::Session(const SessionOptions& options) : impl_(detail::SessionImpl::make(options)) {}
 
 Target Session::to(const To& worker, const CallOptions& options) const {
-  if (options.timeout) checked("timeout", *options.timeout);
+  check_timeout(options.timeout);
   return {*this, detail::find_worker(*impl_, worker), options};
 }
 
@@ -246,10 +259,9 @@ std::vector<agent::WorkerId> find_all(detail::SessionImpl& session,
 
 std::map<std::string, std::string> Session::gather_bytes(const std::string& mine,
                                                          const std::vector<std::string>& names,
-                                                         std::chrono::milliseconds limit) const {
+                                                         const Timeout& limit) const {
   const auto ids = find_all(*impl_, names);
-  const auto deadline = deadline_of(limit.count() == 0 ? timeout() : checked("timeout", limit));
-  auto bytes = impl_->agent().all_gather(mine, ids, deadline);
+  auto bytes = impl_->agent().all_gather(mine, ids, deadline_of(limit, timeout()));
   std::map<std::string, std::string> all;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     all.emplace(impl_->agent().worker(static_cast<std::int64_t>(ids[i])).name, std::move(bytes[i]));
@@ -257,10 +269,8 @@ std::map<std::string, std::string> Session::gather_bytes(const std::string& mine
   return all;
 }
 
-void Session::barrier(const std::vector<std::string>& names,
-                      std::chrono::milliseconds limit) const {
-  const auto deadline = deadline_of(limit.count() == 0 ? timeout() : checked("timeout", limit));
-  impl_->agent().barrier(find_all(*impl_, names), deadline);
+void Session::barrier(const std::vector<std::string>& names, const Timeout& limit) const {
+  impl_->agent().barrier(find_all(*impl_, names), deadline_of(limit, timeout()));
 }
 
 void Session::shutdown(const ShutdownOptions& options) const {
@@ -285,10 +295,9 @@ void Session::shutdown(const ShutdownOptions& options) const {
        " has ended while others refer to its values: ", text);
 }
 
-WorkerInfo Session::wait_for(const std::string& name, std::chrono::milliseconds limit) const {
+WorkerInfo Session::wait_for(const std::string& name, const Timeout& limit) const {
   if (!impl_->membership().is_dynamic()) return worker_info(name);
-  return to_info(impl_->membership().wait_for(
-      name, deadline_of(limit.count() == 0 ? timeout() : checked("timeout", limit))));
+  return to_info(impl_->membership().wait_for(name, deadline_of(limit, timeout())));
 }
 
 View Session::view() const { return to_view(impl_->membership().view()); }

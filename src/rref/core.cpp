@@ -29,11 +29,11 @@ Core::Work::Work(Core& core, const Use& use) : core_(core), use_(use), lock_(cor
   if (core_.machine_ && use_) core_.machine_->at(core_.agent_.now());
 }
 
-Machine& Core::Work::machine() {
-  if (!core_.machine_) {
+Machine& Core::machine() {
+  if (!machine_) {
     fail(ErrorKind::kInvalidArgument, "references: this worker has not met the others yet");
   }
-  return *core_.machine_;
+  return *machine_;
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on

@@ -49,6 +49,13 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
     return function(work.machine());
   }
 
+  // The same for a function that changes nothing.
+  template <class Function>
+  decltype(auto) look(Function function) {
+    const std::scoped_lock lock(mutex_);
+    return function(std::as_const(machine()));
+  }
+
   void met(WorkerId worker);
   void hear(const agent::Worker& from, std::span<const std::byte> bytes);
   DebugInfo debug_info();
@@ -71,7 +78,7 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
     ~Work();
-    Machine& machine();
+    Machine& machine() { return core_.machine(); }
 
    private:
     Core& core_;
@@ -79,6 +86,7 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
     std::unique_lock<std::mutex> lock_;
   };
 
+  Machine& machine();
   Incarnation incarnation_of(WorkerId worker) const;
   void carry_out(Output&& output, const Use& use) noexcept;
   void watch(WorkerId worker, Incarnation incarnation, const Use& use);

@@ -50,6 +50,7 @@ class Entry {
   Party* const owner;        // of a user
   const bool is_owner;
   bool registered = false;  // of a user: the owner must hear of its end
+  bool counted = false;     // of an owner: among Party::expected of its creator
   EntryState state;
   std::atomic<std::uint32_t> handles{0};
   std::uint32_t pins = 0;                // calls and passages that need it

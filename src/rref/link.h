@@ -48,6 +48,8 @@ class Link {
 
   // Everything was taken.
   bool idle() const { return out_.empty(); }
+  std::size_t unacknowledged() const { return out_.size(); }
+  std::uint64_t acknowledged() const { return first_ - 1; }
   std::uint64_t records_sent() const { return next_number_ - 1; }
   std::uint64_t records_taken() const { return taken_; }
 

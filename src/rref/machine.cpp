@@ -19,7 +19,9 @@ Machine::Machine(const MachineOptions& options) : options_(options) {
 
 Machine::~Machine() {
   for (const auto& [id, entry] : owned_) delete entry;
-  for (const auto& [id, entry] : users_) delete entry;
+  for (const auto& [key, known] : parties_) {
+    for (const auto& [id, entry] : known->users) delete entry;
+  }
 }
 
 Output Machine::output() {
@@ -34,17 +36,25 @@ Output Machine::output() {
 
 // --- others ---
 
-Party& Machine::party(WorkerId worker, Incarnation incarnation) {
-  auto& known = parties_[{worker, incarnation}];
-  if (!known) {
-    known = std::make_unique<Party>(worker, incarnation,
-                                    Link(options_.incarnation, incarnation, options_.times));
-    const auto now = current_.find(worker);
-    // This worker knows who it is.
-    if (worker == options_.self && now != current_.end()) {
-      known->lost = true;
-      known->why = "it is gone";
-    }
+Party& Machine::party(WorkerId worker, Incarnation incarnation, Party* by) {
+  const std::pair key(worker, incarnation);
+  const auto found = parties_.find(key);
+  if (found != parties_.end()) return *found->second;
+  if (by && by->named >= kMostNamed) {
+    fail(ErrorKind::kInvalidArgument, "references: ", name_of(by->worker), " tells of ", kMostNamed,
+         " workers that are not known here");
+  }
+  const auto known = parties_
+                         .emplace(key, std::make_unique<Party>(
+                                           worker, incarnation,
+                                           Link(options_.incarnation, incarnation, options_.times)))
+                         .first->second.get();
+  known->named_by = by;
+  if (by) ++by->named;
+  // This worker knows who it is.
+  if (worker == options_.self && current_.contains(worker)) {
+    known->lost = true;
+    known->why = "it is gone";
   }
   return *known;
 }
@@ -70,6 +80,7 @@ std::string Machine::describe(const RRefId& id) const {
 void Machine::met(WorkerId worker, Incarnation incarnation, const std::string& name) {
   Party& known = party(worker, incarnation);
   known.met = true;
+  if (Party* const by = std::exchange(known.named_by, nullptr)) --by->named;
   if (!name.empty()) known.name = name;
   const auto before = current_.find(worker);
   if (before != current_.end() && before->second != &known && !known.lost) {
@@ -103,9 +114,7 @@ void Machine::lost(WorkerId worker, Incarnation incarnation, const std::string& 
   }
   // Our references to values there are of no use.
   entries.clear();
-  for (const auto& [id, entry] : users_) {
-    if (entry->owner == &gone) entries.push_back(entry);
-  }
+  for (const auto& [id, entry] : gone.users) entries.push_back(entry);
   for (Entry* const entry : entries) {
     Failure dead = failure;
     dead.text = concat(describe(entry->id), ": its owner is lost: ", why);
@@ -123,7 +132,9 @@ void Machine::lost(WorkerId worker, Incarnation incarnation, const std::string& 
 
 void Machine::reconnected(WorkerId worker, Incarnation incarnation) {
   Party& known = party(worker, incarnation);
-  if (!known.lost) known.link.reconnected(now_);
+  if (known.lost) return;
+  known.link.reconnected(now_);
+  look_at(known);
 }
 
 // --- letters ---
@@ -135,6 +146,7 @@ void Machine::put(Party& to, Record record, Link::When when) {
     local_.push_back(std::move(record));
   } else {
     to.link.put(record, when, now_);
+    look_at(to);
   }
 }
 
@@ -150,9 +162,20 @@ void Machine::hear(WorkerId from, std::span<const std::byte> bytes) {
   Party& sender = party(from, letter.head.from);
   if (sender.lost) return;
   current_.try_emplace(from, &sender);
-  for (const Record& record : sender.link.hear(std::move(letter), now_)) {
+  const std::uint64_t acknowledged = sender.link.acknowledged();
+  const auto records = sender.link.hear(std::move(letter), now_);
+  if (sender.link.acknowledged() != acknowledged) sender.answers = 0;
+  const std::size_t before = sender.link.unacknowledged();
+  for (const Record& record : records) {
     ++activity_;
     apply(sender, record);
+  }
+  look_at(sender);
+  // Who asks and asks, but never hears what we say, makes us keep all of it.
+  sender.answers += sender.link.unacknowledged() - before;
+  if (sender.answers > kMostKept) {
+    fail(ErrorKind::kInvalidArgument, "references: ", name_of(from),
+         " asks without end, and takes no answers");
   }
 }
 
@@ -177,17 +200,15 @@ void Machine::collect(Send send) {
     known->link.collect(now_,
                         [&, to = worker](std::string&& letter) { send(to, std::move(letter)); });
   }
+  next_ = Time::max();
+  for (const auto& [worker, known] : current_) look_at(*known);
 }
 
-Time Machine::next() const {
-  Time when = Time::max();
-  if (closed_) return when;
-  for (const auto& [worker, known] : current_) {
-    if (known->lost) continue;
-    when = std::min(when, known->link.next());
-    if (!known->to_ask.empty()) when = std::min(when, known->to_ask.front().first);
-  }
-  return when;
+// Of all others nothing is due earlier than before: they need not be looked at.
+void Machine::look_at(const Party& known) {
+  if (known.lost) return;
+  next_ = std::min(next_, known.link.next());
+  if (!known.to_ask.empty()) next_ = std::min(next_, known.to_ask.front().first);
 }
 
 void Machine::call(Callback&& callback, const Failure* failure) {
@@ -213,7 +234,9 @@ void Machine::call(ValueCallback&& callback, const Value* value, const Failure* 
 
 void Machine::end_users(const Failure& why) {
   std::vector<Entry*> entries;
-  for (const auto& [id, entry] : users_) entries.push_back(entry);
+  for (const auto& [key, known] : parties_) {
+    for (const auto& [id, entry] : known->users) entries.push_back(entry);
+  }
   for (Entry* const entry : entries) {
     Failure failure = why;
     failure.text = concat(describe(entry->id), " was deleted: ", why.text);
@@ -301,11 +324,19 @@ DebugInfo Machine::debug_info() const {
     info.num_forks += entry->forks.size();
     if (entry->waiters) info.num_pending_futures += entry->waiters->value.size();
   }
-  for (const auto& [id, entry] : users_) {
-    if (entry->state != EntryState::kConfirmed) ++info.num_pending_users;
-    if (entry->state == EntryState::kCreating) ++info.num_pending_futures;
+  for (const auto& [key, known] : parties_) {
+    for (const auto& [id, entry] : known->users) {
+      if (entry->state != EntryState::kConfirmed) ++info.num_pending_users;
+      if (entry->state == EntryState::kCreating) ++info.num_pending_futures;
+    }
   }
   return info;
+}
+
+std::size_t Machine::users() const {
+  std::size_t count = 0;
+  for (const auto& [key, known] : parties_) count += known->users.size();
+  return count;
 }
 
 }  // namespace convoy::rref

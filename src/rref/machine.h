@@ -51,7 +51,7 @@ struct Output {
 };
 
 // The references of one worker: values here and who refers to them; references here to values of
-// others; references on their way. docs/rref.md has the protocol and why it holds:
+// others; references on their way. docs/reference/rref.md has the protocol and why it holds:
 //  1. the owner hears of the end of every reference: by kDelete, or because its worker is lost;
 //  2. a reference does not end before the owner knows of those that were made of it: it is pinned
 //     by each passage until the receiver says kAccept or kRefuse, or its call was answered.
@@ -82,8 +82,8 @@ class Machine {
   using Send = FunctionRef<void(WorkerId to, std::string&& letter)>;
   // What is due by now.
   void collect(Send send);
-  // When collect() has something to do.
-  Time next() const;
+  // When collect() has something to do, or before that.
+  Time next() const { return closed_ ? Time::max() : next_; }
 
   // --- values (machine_values.cpp) ---
 
@@ -95,7 +95,10 @@ class Machine {
   void set_value(Entry& entry, Value&& value);
   void set_failure(Entry& entry, const Failure& failure);
   void when_value(Entry& entry, ValueCallback&& callback);
-  void when_value(const RRefId& id, ValueCallback&& callback);
+  // Empty if it is not there now.
+  Value ready_value(const RRefId& id) const;
+  // Another worker wants it.
+  void when_value(WorkerId from, const RRefId& id, ValueCallback&& callback);
 
   // --- references (machine_users.cpp) ---
 
@@ -126,24 +129,27 @@ class Machine {
   // Grows with everything that happens between workers.
   std::uint64_t activity() const { return activity_; }
   DebugInfo debug_info() const;
-  std::size_t users() const { return users_.size(); }
+  std::size_t users() const;
   std::size_t owned() const { return owned_.size(); }
 
  private:
-  Party& party(WorkerId worker, Incarnation incarnation);
+  // `by`: another worker tells of it. kInvalidArgument if that one tells of too many.
+  Party& party(WorkerId worker, Incarnation incarnation, Party* by = nullptr);
   Party& current(WorkerId worker);
   std::string name_of(WorkerId worker) const;
   std::string describe(const RRefId& id) const;
   void put(Party& to, Record record, Link::When when);
   void apply(Party& from, const Record& record);
+  void look_at(const Party& known);  // its link, or what is to be asked, has changed
 
   // Values.
-  Entry* find_owned(const RRefId& id, Failure& why);
+  Entry* find_owned(const RRefId& id, WorkerId by, Failure& why);
   Entry* new_owned(const RRefId& id, EntryState state);
   void hear_request(Party& from, const Record& record);
   void hear_delete(Party& from, const Record& record);
   void hear_abandon(Party& from, const Record& record);
   void begun(Entry& entry);
+  void uncount(Entry& entry);
   void fail_expected(Entry& entry, const Failure& failure);
   void tell_value(Entry& entry);
   void remove_fork(Entry& entry, const Party& user, std::uint64_t number);
@@ -152,7 +158,8 @@ class Machine {
   // Users.
   Entry* new_user(const RRefId& id, Party& owner, EntryState state, std::uint64_t fork);
   Entry* dead_user(const Passed& passed, Party& owner, const Failure& failure);
-  Entry* take_owned(const Passed& passed);
+  void require_known(const RRefId& id, const Party& owner) const;
+  Entry* take_owned(WorkerId from, const Passed& passed);
   Entry* take_from_owner(const Passed& passed, Party& owner);
   Entry* take_from_user(const Passed& passed, Party& owner);
   void hear_confirm(Party& from, const Record& record);
@@ -174,6 +181,7 @@ class Machine {
 
   const MachineOptions options_;
   Time now_{};
+  Time next_ = Time::max();
   Output output_;
   std::deque<Record> local_;  // to this worker itself
   bool closed_ = false;
@@ -181,7 +189,6 @@ class Machine {
   std::map<std::pair<WorkerId, Incarnation>, std::unique_ptr<Party>> parties_;
   std::map<WorkerId, Party*> current_;
   std::unordered_map<RRefId, Entry*, RRefIdHash> owned_;
-  std::unordered_map<RRefId, Entry*, RRefIdHash> users_;
   std::uint64_t next_own_ = 1;
   std::uint64_t activity_ = 0;
 };

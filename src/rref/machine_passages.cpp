@@ -41,6 +41,7 @@ Passed Machine::pass(Entry& entry, WorkerId to, std::optional<std::uint64_t> ans
   if (answer_to) {
     sent.call = *answer_to;
     receiver.to_ask.emplace_back(now_ + options_.ask_after, number);
+    look_at(receiver);
   }
   receiver.passages.emplace(number, sent);
   return passed;
@@ -113,10 +114,11 @@ Entry* Machine::take(WorkerId from, const Passed& passed) {
     fail(ErrorKind::kCancelled, describe(passed.id), " comes too late: ", name_of(from),
          " has given up");
   }
-  if (sender.taken.ranges() > agent::SeenNumbers::kMostRanges) {
+  if (sender.taken.ranges() > kMostKept) {
     fail(ErrorKind::kInvalidArgument, "references with numbers in no order");
   }
-  Party& owner = party(passed.id.owner, passed.owner_incarnation);
+  Party& owner = party(passed.id.owner, passed.owner_incarnation, &sender);
+  require_known(passed.id, owner);
   Entry* entry = nullptr;
   bool is_settled = true;
   if (from == options_.self) {
@@ -127,7 +129,7 @@ Entry* Machine::take(WorkerId from, const Passed& passed) {
     entry = sent->second.entry;
     entry->handles.fetch_add(1);
   } else if (passed.id.owner == options_.self && !owner.lost) {
-    entry = take_owned(passed);
+    entry = take_owned(from, passed);
     is_settled = entry->state != EntryState::kExpected;
   } else if (owner.lost) {
     entry = dead_user(passed, owner,
@@ -150,10 +152,18 @@ Entry* Machine::take(WorkerId from, const Passed& passed) {
   return entry;
 }
 
+// Those that this worker creates have the numbers that it has given.
+void Machine::require_known(const RRefId& id, const Party& owner) const {
+  if (id.creator != options_.self || id.incarnation != options_.incarnation) return;
+  const std::uint64_t next = id.owner == options_.self ? next_own_ : owner.next_creation;
+  if (id.number < next) return;
+  fail(ErrorKind::kInvalidArgument, "references: this worker has not made ", to_string(id));
+}
+
 // A reference that came home.
-Entry* Machine::take_owned(const Passed& passed) {
+Entry* Machine::take_owned(WorkerId from, const Passed& passed) {
   Failure why;
-  Entry* entry = find_owned(passed.id, why);
+  Entry* entry = find_owned(passed.id, from, why);
   if (!entry) {
     entry = new Entry(passed.id, /*owned=*/true, EntryState::kDead, nullptr, 0);
     entry->failure = std::make_unique<Failure>(why);
@@ -175,8 +185,8 @@ Entry* Machine::take_from_owner(const Passed& passed, Party& owner) {
   if ((passed.fork & kEarlyFork) == 0) {
     fail(ErrorKind::kInvalidArgument, "references: the owner sends one that it does not know");
   }
-  const auto found = users_.find(passed.id);
-  if (found == users_.end() || found->second->owner != &owner) {
+  const auto found = owner.users.find(passed.id);
+  if (found == owner.users.end()) {
     return new_user(passed.id, owner, EntryState::kConfirmed, passed.fork);
   }
   put(owner, {.type = RecordType::kDelete, .id = passed.id, .number = passed.fork},
@@ -186,13 +196,17 @@ Entry* Machine::take_from_owner(const Passed& passed, Party& owner) {
 }
 
 Entry* Machine::take_from_user(const Passed& passed, Party& owner) {
-  const auto found = users_.find(passed.id);
-  if (found != users_.end() && found->second->owner == &owner) {
+  const auto found = owner.users.find(passed.id);
+  if (found != owner.users.end()) {
     found->second->handles.fetch_add(1);
     return found->second;
   }
   if (passed.fork != 0) {
     fail(ErrorKind::kInvalidArgument, "references: one with a number that its owner did not give");
+  }
+  if (!owner.met && owner.link.unacknowledged() >= kMostKept) {
+    fail(ErrorKind::kInvalidArgument, "references: ", to_string(passed.id),
+         " and many others are of a worker that is not known here");
   }
   Entry* const entry = new_user(passed.id, owner, EntryState::kRequested, owner.next_fork++);
   owner.requests.emplace(entry->fork, entry);
@@ -208,13 +222,20 @@ void Machine::hear_close(Party& from, const Record& record) {
   if (number == 0 || number > kMostPassage / 2) return;
   const auto refuse = [&] {
     from.taken.add(number, 0);
+    if (from.taken.ranges() > kMostKept) {
+      fail(ErrorKind::kInvalidArgument, "references with numbers in no order");
+    }
     put(from, {.type = RecordType::kRefuse, .number = number}, Link::When::kLazy);
   };
   if (!from.taken.contains(number)) {
     if (record.call == 0) return refuse();
     // It goes with an answer, which may be here at this moment: it is waited for twice.
     const bool waits = options_.under_way && options_.under_way(from.worker, record.call);
-    if (waits || from.doubted.insert(number).second) return;
+    if (waits) return;
+    if (from.doubted.insert(number).second) {
+      if (from.doubted.size() <= kMostKept) return;
+      fail(ErrorKind::kInvalidArgument, "references: questions about too many answers");
+    }
     from.doubted.erase(number);
     return refuse();
   }

@@ -12,7 +12,7 @@ Entry* Machine::new_user(const RRefId& id, Party& owner, EntryState state, std::
   auto* const entry = new Entry(id, /*owned=*/false, state, &owner, fork);
   entry->handles = 1;
   entry->registered = true;
-  users_[id] = entry;
+  owner.users[id] = entry;
   return entry;
 }
 
@@ -78,7 +78,7 @@ void Machine::release(Entry& entry) {
   if (entry.state == EntryState::kDead) deregister(entry);
   if (entry.handles.load() != 0) return;
   if (entry.state != EntryState::kDead) {
-    users_.erase(entry.id);
+    entry.owner->users.erase(entry.id);
     deregister(entry);
     settle_passages(entry);
   }
@@ -94,8 +94,9 @@ void Machine::deregister(Entry& entry) {
 
 // It is of no use from now on.
 void Machine::die(Entry& entry, const Failure& failure, bool is_lost) {
-  const auto found = users_.find(entry.id);
-  if (found != users_.end() && found->second == &entry) users_.erase(found);
+  auto& users = entry.owner->users;
+  const auto found = users.find(entry.id);
+  if (found != users.end() && found->second == &entry) users.erase(found);
   entry.state = EntryState::kDead;
   entry.failure = std::make_unique<Failure>(failure);
   tell_confirmed(entry);

@@ -20,7 +20,8 @@ Entry* Machine::new_owned(const RRefId& id, EntryState state) {
 }
 
 // A value here, or one that is still to come. nullptr: there is none, and will be none.
-Entry* Machine::find_owned(const RRefId& id, Failure& why) {
+// `by` asks for it.
+Entry* Machine::find_owned(const RRefId& id, WorkerId by, Failure& why) {
   const auto found = owned_.find(id);
   if (found != owned_.end()) return found->second;
   why = {ErrorKind::kInvalidArgument,
@@ -32,7 +33,7 @@ Entry* Machine::find_owned(const RRefId& id, Failure& why) {
     return nullptr;
   }
   if (id.creator == options_.self && id.incarnation == options_.incarnation) return nullptr;
-  Party& creator = party(id.creator, id.incarnation);
+  Party& creator = party(id.creator, id.incarnation, &current(by));
   if (creator.lost) {
     why = {ErrorKind::kPeerLost,
            concat(describe(id), ": its creator is lost: ", creator.why),
@@ -43,9 +44,25 @@ Entry* Machine::find_owned(const RRefId& id, Failure& why) {
   if (id.number == 0 || id.number > kMostNumber || creator.created.contains(id.number)) {
     return nullptr;
   }
+  if (creator.expected >= kMostKept) {
+    why = {ErrorKind::kResource,
+           concat(describe(id), ": ", kMostKept, " others that ", name_of(id.creator),
+                  " is to create are waited for already"),
+           name_of(id.owner),
+           {}};
+    return nullptr;
+  }
   // The call that creates it was overtaken. If its caller is gone, somebody must notice.
   output_.watch.emplace_back(id.creator, id.incarnation);
-  return new_owned(id, EntryState::kExpected);
+  Entry* const entry = new_owned(id, EntryState::kExpected);
+  entry->counted = true;
+  ++creator.expected;
+  return entry;
+}
+
+// It is not waited for any more.
+void Machine::uncount(Entry& entry) {
+  if (std::exchange(entry.counted, false)) --party(entry.id.creator, entry.id.incarnation).expected;
 }
 
 Entry* Machine::make(Value value) {
@@ -72,7 +89,7 @@ Entry* Machine::begin(WorkerId from, const CreationHead& head) {
     if (found == owned_.end() || found->second->state != EntryState::kExpected) refuse();
   } else {
     if (!creator.created.add(id.number, 0)) refuse();
-    if (creator.created.ranges() > agent::SeenNumbers::kMostRanges) {
+    if (creator.created.ranges() > kMostKept) {
       fail(ErrorKind::kInvalidArgument, "references: values with numbers in no order");
     }
   }
@@ -87,6 +104,7 @@ Entry* Machine::begin(WorkerId from, const CreationHead& head) {
 
 // Those who were told to wait hear that it will be there.
 void Machine::begun(Entry& entry) {
+  uncount(entry);
   entry.state = EntryState::kRunning;
   for (const Entry::Fork& fork : entry.forks) {
     if ((fork.number & kEarlyFork) != 0) continue;
@@ -132,12 +150,18 @@ void Machine::when_value(Entry& entry, ValueCallback&& callback) {
   entry.waiting().value.push_back(std::move(callback));
 }
 
-void Machine::when_value(const RRefId& id, ValueCallback&& callback) {
+Value Machine::ready_value(const RRefId& id) const {
+  const auto found = owned_.find(id);
+  if (found == owned_.end() || found->second->state != EntryState::kReady) return {};
+  return found->second->value;
+}
+
+void Machine::when_value(WorkerId from, const RRefId& id, ValueCallback&& callback) {
   Failure why;
   if (id.owner != options_.self) {
     fail(ErrorKind::kInvalidArgument, describe(id), " is not here");
   }
-  Entry* const entry = find_owned(id, why);
+  Entry* const entry = find_owned(id, from, why);
   if (!entry) return call(std::move(callback), nullptr, &why);
   when_value(*entry, std::move(callback));
 }
@@ -145,12 +169,23 @@ void Machine::when_value(const RRefId& id, ValueCallback&& callback) {
 // --- what others say ---
 
 void Machine::hear_request(Party& from, const Record& record) {
+  if ((record.number & kEarlyFork) != 0) {
+    fail(ErrorKind::kInvalidArgument, "references: a request with a number that owners give");
+  }
   Failure why;
-  Entry* const entry = record.id.owner == options_.self ? find_owned(record.id, why) : nullptr;
+  Entry* const entry =
+      record.id.owner == options_.self ? find_owned(record.id, from.worker, why) : nullptr;
   if (!entry) {
     put(from, {.type = RecordType::kDead, .number = record.number, .failure = why},
         Link::When::kNow);
     return;
+  }
+  if (entry->forks.size() >= kMostForks &&
+      std::count_if(entry->forks.begin(), entry->forks.end(), [&](const Entry::Fork& each) {
+        return each.user == &from && (each.number & kEarlyFork) == 0;
+      }) >= static_cast<std::ptrdiff_t>(kMostForks)) {
+    fail(ErrorKind::kInvalidArgument, "references: ", name_of(from.worker), " refers to ",
+         describe(record.id), " more than ", kMostForks, " times");
   }
   entry->forks.push_back({&from, record.number});
   entry->registered = true;
@@ -171,12 +206,16 @@ void Machine::hear_abandon(Party& from, const Record& record) {
   }
   // From now on its call is too late.
   if (!from.created.add(id.number, 0)) return;
+  if (from.created.ranges() > kMostKept) {
+    fail(ErrorKind::kInvalidArgument, "references: values with numbers in no order");
+  }
   const auto found = owned_.find(id);
   if (found != owned_.end()) fail_expected(*found->second, record.failure);
 }
 
 // It will never be there.
 void Machine::fail_expected(Entry& entry, const Failure& failure) {
+  uncount(entry);
   for (const Entry::Fork& fork : std::exchange(entry.forks, {})) {
     put(*fork.user, {.type = RecordType::kDead, .number = fork.number, .failure = failure},
         Link::When::kNow);
@@ -213,6 +252,7 @@ void Machine::free_if_unused(Entry& entry) {
                 {}});
     tell_value(entry);
   }
+  uncount(entry);
   const auto found = owned_.find(entry.id);
   if (found != owned_.end() && found->second == &entry) owned_.erase(found);
   output_.values.push_back(std::move(entry.value));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <deque>
 #include <set>
 #include <string>
@@ -25,6 +26,9 @@ struct Party {
   bool lost = false;
   std::string why;  // it is lost
   Link link;
+  Party* named_by = nullptr;  // who told of it first; until it is met
+  std::size_t named = 0;      // workers that it told of, and that nobody has met
+  std::size_t answers = 0;    // to its records, since it last said that it has taken some
 
   // Numbers that we give.
   std::uint64_t next_creation = 1;  // of values that we create there
@@ -39,8 +43,11 @@ struct Party {
   // Of these: what became of them is not known yet. Whether it wants to be told.
   std::unordered_map<std::uint64_t, bool> unsettled;
   std::set<std::uint64_t> doubted;  // it asked for these, and their calls were over
+  std::size_t expected = 0;         // values that it is to create here, by what others say
 
-  // Our references to values there that it has not confirmed, by number.
+  // Our references to values there.
+  std::unordered_map<RRefId, Entry*, RRefIdHash> users;
+  // Those of them that it has not confirmed, by number.
   std::unordered_map<std::uint64_t, Entry*> requests;
   // References that we send to it.
   struct Sent {
@@ -52,6 +59,14 @@ struct Party {
   std::unordered_map<std::uint64_t, Sent> passages;
   std::deque<std::pair<Time, std::uint64_t>> to_ask;  // those with answers
 };
+
+// What one worker can make another one keep. More is nonsense: a worker has at most so many calls
+// under way.
+inline constexpr std::size_t kMostKept = agent::SeenNumbers::kMostRanges;
+// Workers that one can tell of, and that nobody has met.
+inline constexpr std::size_t kMostNamed = 1024;
+// References of one worker to one value.
+inline constexpr std::size_t kMostForks = 1024;
 
 // Numbers of references that the owner tells their worker of.
 inline constexpr std::uint64_t kEarlyFork = std::uint64_t{1} << 63;

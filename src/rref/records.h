@@ -8,7 +8,7 @@
 
 #include "rref/ids.h"
 
-// What workers write to each other about references. docs/wire.md has the bytes.
+// What workers write to each other about references. docs/internals/wire.md has the bytes.
 namespace convoy::rref {
 
 // The letters of this layer, among those of agents.

@@ -34,14 +34,14 @@ bool Ref::is_owner() const noexcept { return entry_->is_owner; }
 std::uint64_t Ref::fork() const noexcept { return entry_->fork; }
 
 bool Ref::confirmed() const {
-  return entry_->core->with([&](Machine&) {
+  return entry_->core->look([&](const Machine&) {
     return entry_->state != EntryState::kExpected && entry_->state != EntryState::kCreating &&
            entry_->state != EntryState::kRequested && entry_->state != EntryState::kDead;
   });
 }
 
 std::optional<Failure> Ref::failure() const {
-  return entry_->core->with([&](Machine& machine) { return machine.failure(*entry_); });
+  return entry_->core->look([&](const Machine& machine) { return machine.failure(*entry_); });
 }
 
 void Ref::when_confirmed(Callback callback) const {
@@ -99,8 +99,12 @@ void Refs::when_value(const Ref& ref, ValueCallback callback) {
   core_->with([&](Machine& machine) { machine.when_value(*ref.entry_, std::move(callback)); });
 }
 
-void Refs::when_value(const RRefId& id, ValueCallback callback) {
-  core_->with([&](Machine& machine) { machine.when_value(id, std::move(callback)); });
+void Refs::when_value(WorkerId from, const RRefId& id, ValueCallback callback) {
+  core_->with([&](Machine& machine) { machine.when_value(from, id, std::move(callback)); });
+}
+
+Value Refs::ready_value(const RRefId& id) {
+  return core_->look([&](const Machine& machine) { return machine.ready_value(id); });
 }
 
 Value Refs::value(const Ref& ref, const Deadline& deadline) {

@@ -90,7 +90,10 @@ class Refs {
   void when_value(const Ref& ref, ValueCallback callback);
   // For another worker (to_here, calls of methods): not created yet: later; deleted: an error, at
   // once.
-  void when_value(const RRefId& id, ValueCallback callback);
+  void when_value(WorkerId from, const RRefId& id, ValueCallback callback);
+  // The value that is there now, of a reference that another worker has; none: when_value() knows
+  // more.
+  Value ready_value(const RRefId& id);
   // Waits. Throws why there is none (RemoteError), kTimeout. `ref` is an owner's.
   Value value(const Ref& ref, const Deadline& deadline);
 

@@ -134,7 +134,7 @@ Book Book::open(std::byte* base, std::size_t region_bytes) {
       (head.kind != BookHead::kOwned && head.kind != BookHead::kNamed) ||
       head.bytes != region_bytes || head.first != head_bytes(region_bytes)) {
     fail(ErrorKind::kInvalidArgument, "memory of ", region_bytes,
-         " bytes from another process is no region of shared tensors of this version: refused");
+         " bytes from another process is not a region of shared tensors of this version: refused");
   }
   // Users of a file know each other by locks, which hold in all namespaces.
   if (head.kind == BookHead::kOwned) require_own_domain(head.domain, "memory of shared tensors");

@@ -293,7 +293,7 @@ ChannelListener listen(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos || slash == 0 || slash + 1 == path.size()) {
     fail(ErrorKind::kInvalidArgument, "listen: ", in_quotes(path),
-         " is no path of a socket in a folder of its own, such as /tmp/mine/socket");
+         " is not a path of a socket in a folder of its own, such as /tmp/mine/socket");
   }
   return ChannelListener(
       std::make_unique<ChannelListener::Impl>(path.substr(0, slash), path.substr(slash + 1)));

@@ -202,7 +202,8 @@ Lease Depot::open(const BlockRef& ref) {
   const auto gone = [&] {
     fail(ErrorKind::kPeerLost, "a tensor of ", ref.bytes, " bytes of pid ",
          pid_of(book.head().owner),
-         " is no more: its sender ended before the handle was received, or it was received before");
+         " no longer exists: its sender ended before the handle was received, or it was received "
+         "before");
   };
   auto state = state_->lock();
   const auto* const entry = &book.entry(ref.entry);

@@ -68,7 +68,7 @@ class Depot {
   // The same with a copy of `content` in it, which is quicker than both one after the other where
   // the pool has to grow.
   Lease allocate_copy(std::span<const std::byte> content);
-  // In a file of its own: docs/sharing.md. Throws kResource.
+  // In a file of its own: docs/reference/sharing.md. Throws kResource.
   Lease allocate_named(std::size_t bytes);
   // Memory of a group that begins at `data`, nullopt if it is none. Keeps it from being handed out
   // again while anybody has a lease on it.

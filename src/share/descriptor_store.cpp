@@ -37,7 +37,7 @@ DescriptorStore::DescriptorStore(UniqueFd writer, UniqueFd reader)
     if (::getsockopt(end, SOL_SOCKET, SO_TYPE, &type, &length) < 0 || type != SOCK_SEQPACKET ||
         ::getsockopt(end, SOL_SOCKET, SO_DOMAIN, &family, &length) < 0 || family != AF_UNIX) {
       fail(ErrorKind::kInvalidArgument,
-           "a descriptor from another process is no socket of a queue");
+           "a descriptor from another process is not a socket of a queue");
     }
   }
 }

@@ -98,7 +98,7 @@ std::span<std::byte> bytes_of(const at::Tensor& handle) {
       handle.scalar_type() != at::kByte || handle.dim() != 1 || !handle.is_contiguous() ||
       !is_shared(handle)) {
     fail(ErrorKind::kInvalidArgument,
-         "this tensor is no handle of something in shared memory: pass on what handle() gave");
+         "this tensor is not a handle of something in shared memory: pass on what handle() gave");
   }
   return {static_cast<std::byte*>(handle.data_ptr()), handle.nbytes()};
 }

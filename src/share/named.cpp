@@ -201,13 +201,13 @@ std::shared_ptr<Region> NamedFolder::open(const std::string& path, const Find& k
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!fd && errno == ENOENT) {
     fail(ErrorKind::kPeerLost, "the tensor in ", path,
-         " is no more: all processes that had it have ended or dropped it");
+         " no longer exists: all processes that had it have ended or dropped it");
   }
   if (!fd) fail_errno("opening ", path);
   struct stat info {};
   if (::fstat(fd.get(), &info) < 0) fail_errno("looking at ", path);
   if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid() || info.st_size <= 0) {
-    fail(ErrorKind::kInvalidArgument, path, " is no file of shared memory: refused");
+    fail(ErrorKind::kInvalidArgument, path, " is not a file of shared memory: refused");
   }
   if (auto region = known(Segment::key_of(fd.get()))) return region;
   enter();
@@ -215,7 +215,7 @@ std::shared_ptr<Region> NamedFolder::open(const std::string& path, const Find& k
   std::byte* const memory = map_file(fd.get(), bytes);
   auto region = Region::named(Segment::key_of(fd.get()), memory, bytes, path);
   if (Book::open(memory, bytes).head().kind != BookHead::kNamed) {
-    fail(ErrorKind::kInvalidArgument, path, " is no file of shared memory: refused");
+    fail(ErrorKind::kInvalidArgument, path, " is not a file of shared memory: refused");
   }
   made(region);
   return region;

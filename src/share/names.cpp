@@ -177,7 +177,7 @@ void check_name(const char* operation, const std::string& name) {
   if (name.empty() || name.size() > 60 || name.find('/') != std::string::npos ||
       name.find('\0') != std::string::npos) {
     fail(ErrorKind::kInvalidArgument, operation, ": ", in_quotes(name),
-         " is no name: 1 to 60 characters without a slash");
+         " is not a valid name: use 1 to 60 characters without a slash");
   }
 }
 
@@ -201,7 +201,7 @@ std::optional<std::vector<UniqueFd>> receive_offer(Socket socket, const Deadline
 } catch (const Error& error) {
   if (error.kind() == ErrorKind::kPeerLost) return std::nullopt;
   if (error.kind() != ErrorKind::kInvalidArgument) throw;
-  fail(error.kind(), "open: what is offered is no object of this version: ", error.what());
+  fail(error.kind(), "open: what is offered is not an object of this version: ", error.what());
 }
 
 // Nobody listens there. A process that is killed may accept connections for a moment more.

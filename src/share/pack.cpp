@@ -487,7 +487,7 @@ at::Tensor unpack_self_contained(std::string_view bytes) {
   if (wire.values.size() != 2 || wire.values[0].kind != WireValue::kTensor ||
       wire.values[1].kind != WireValue::kBytes ||
       wire.values[1].bytes.size() != wire.blocks.size() * sizeof(std::uint64_t)) {
-    fail(ErrorKind::kInvalidArgument, "these bytes are no tensor of this version");
+    fail(ErrorKind::kInvalidArgument, "these bytes are not a tensor of this version");
   }
   const FindRegion none = no_channel;
   Unpacker unpacker(wire, none);

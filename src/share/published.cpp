@@ -11,10 +11,7 @@
 #include "share/version_board.h"
 #include "tensor/handle.h"
 
-namespace convoy {
-
-using share::TensorLayout;
-using share::VersionBoard;
+namespace convoy::share {
 
 // This process as a reader. Lives as long as any of its snapshots.
 struct PublishedTensors::Reader {
@@ -174,9 +171,9 @@ PublishedTensors::PublishedTensors(const std::vector<NamedTensor>& tensors,
   const TensorLayout layout(specs_of(tensors));
   const std::string encoded = layout.encode();
   auto memory =
-      share::shared_bytes(VersionBoard::bytes_for(options.buffers, layout.bytes(), encoded.size()));
+      shared_bytes(VersionBoard::bytes_for(options.buffers, layout.bytes(), encoded.size()));
   const auto board =
-      VersionBoard::create(share::bytes_of(memory), options.buffers, layout.bytes(), encoded);
+      VersionBoard::create(bytes_of(memory), options.buffers, layout.bytes(), encoded);
   impl_ = std::make_shared<Impl>(std::move(memory), board, options);
   publish(tensors);
 }
@@ -218,7 +215,7 @@ Snapshot PublishedTensors::read_newer(std::uint64_t version, const Deadline& dea
     if (deadline.expired()) {
       fail(ErrorKind::kTimeout, "read_newer: version ", version, " is still the newest");
     }
-    fail(ErrorKind::kPeerLost, "read_newer: pid ", share::pid_of(board.writer()),
+    fail(ErrorKind::kPeerLost, "read_newer: pid ", pid_of(board.writer()),
          ", which published up to version ", this->version(), ", has ended");
   }
   return read();
@@ -237,9 +234,9 @@ at::Tensor PublishedTensors::handle() const { return impl().memory; }
 
 PublishedTensors PublishedTensors::open(const at::Tensor& handle) {
   PublishedTensors opened;
-  const auto board = VersionBoard::open(share::bytes_of(handle));
+  const auto board = VersionBoard::open(bytes_of(handle));
   opened.impl_ = std::make_shared<Impl>(handle, board, PublishedOptions{});
   return opened;
 }
 
-}  // namespace convoy
+}  // namespace convoy::share

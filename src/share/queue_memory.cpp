@@ -50,7 +50,7 @@ QueueMemory::QueueMemory(Segment segment, Settle settle)
     : segment_(std::move(segment)), settle_(std::move(settle)) {
   const auto bad = [] {
     fail(ErrorKind::kInvalidArgument,
-         "memory from another process is no queue of this version: refused");
+         "memory from another process is not a queue of this version: refused");
   };
   if (segment_.size() < order_offset(sizeof(Head))) bad();
   const Head& there = head();

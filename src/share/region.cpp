@@ -53,7 +53,7 @@ std::shared_ptr<Region> Region::adopt(UniqueFd fd, std::size_t bytes, Kind kind)
   if (kind == Kind::kPool) {
     region->book_ = Book::open(segment.data(), bytes);
     if (region->book_.head().kind != BookHead::kOwned) {
-      fail(ErrorKind::kInvalidArgument, "memory that is no pool was passed as one: refused");
+      fail(ErrorKind::kInvalidArgument, "memory that is not a pool was passed as one: refused");
     }
   }
   region->data_ = segment.data();

@@ -69,7 +69,7 @@ Ring Ring::adopt(UniqueFd fd, std::size_t bytes) {
   }
   Ring ring(std::move(segment));
   if (ring.bytes() < kDataOffset + kCapacity || ring.head().magic != Head::kMagic) {
-    fail(ErrorKind::kInvalidArgument, "the peer passed memory that is no ring of this version");
+    fail(ErrorKind::kInvalidArgument, "the peer passed memory that is not a ring of this version");
   }
   return ring;
 }

@@ -77,7 +77,7 @@ void require_pidfd(int fd) {
     report_exception(error.what());
     code = 1;
   } catch (...) {
-    report_exception("something that is no std::exception");
+    report_exception("something that is not a std::exception");
     code = 1;
   }
   std::exit(code);

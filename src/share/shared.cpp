@@ -42,7 +42,7 @@ Shared Shared::adopt(const std::vector<int>& descriptors) {
   for (const int descriptor : descriptors) owned.emplace_back(descriptor);
   if (owned.size() != 1 && owned.size() != 3) {
     fail(ErrorKind::kInvalidArgument, owned.size(),
-         " descriptors are no queue, event, barrier or lock");
+         " descriptors are not a queue, event, barrier or lock");
   }
   if (owned.size() == 3) return Shared(adopt_queue(std::move(owned)));
   return Shared(adopt_small(std::move(owned[0])));
@@ -50,7 +50,7 @@ Shared Shared::adopt(const std::vector<int>& descriptors) {
 
 Shared::Impl& Shared::impl() const {
   if (!impl_) {
-    fail(ErrorKind::kInvalidArgument, "this object is no queue, event, barrier or lock yet");
+    fail(ErrorKind::kInvalidArgument, "this object is not a queue, event, barrier or lock yet");
   }
   return *impl_;
 }

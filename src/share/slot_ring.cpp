@@ -71,7 +71,7 @@ SlotRing SlotRing::create(std::span<std::byte> memory, std::size_t slots, std::s
 
 SlotRing SlotRing::open(std::span<std::byte> memory) {
   const auto refuse = [] {
-    fail(ErrorKind::kInvalidArgument, "this is no handle of slots of this version: refused");
+    fail(ErrorKind::kInvalidArgument, "this is not a handle of slots of this version: refused");
   };
   if (memory.size() < sizeof(SlotHead)) refuse();
   auto* const head = reinterpret_cast<SlotHead*>(memory.data());

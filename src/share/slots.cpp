@@ -5,10 +5,7 @@
 #include "share/layout.h"
 #include "share/slot_ring.h"
 
-namespace convoy {
-
-using share::SlotRing;
-using share::TensorLayout;
+namespace convoy::share {
 
 struct Slots::Impl {
   Impl(at::Tensor bytes, SlotRing slots)
@@ -84,8 +81,8 @@ Slots::Slots(std::size_t count, const std::vector<TensorSpec>& tensors) {
   if (tensors.empty()) fail(ErrorKind::kInvalidArgument, "Slots: no tensors to be in a slot");
   const TensorLayout layout(tensors);
   const std::string encoded = layout.encode();
-  auto memory = share::shared_bytes(SlotRing::bytes_for(count, layout.bytes(), encoded.size()));
-  const auto ring = SlotRing::create(share::bytes_of(memory), count, layout.bytes(), encoded);
+  auto memory = shared_bytes(SlotRing::bytes_for(count, layout.bytes(), encoded.size()));
+  const auto ring = SlotRing::create(bytes_of(memory), count, layout.bytes(), encoded);
   impl_ = std::make_shared<Impl>(std::move(memory), ring);
 }
 
@@ -137,8 +134,8 @@ const std::vector<TensorSpec>& Slots::tensors() const { return impl()->layout.te
 at::Tensor Slots::handle() const { return impl()->memory; }
 
 Slots Slots::open(const at::Tensor& handle) {
-  const auto ring = SlotRing::open(share::bytes_of(handle));
+  const auto ring = SlotRing::open(bytes_of(handle));
   return Slots(std::make_shared<Impl>(handle, ring));
 }
 
-}  // namespace convoy
+}  // namespace convoy::share

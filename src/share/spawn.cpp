@@ -68,7 +68,7 @@ Ticket Ticket::parse(std::string_view text) {
     if (last) return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
     at = next + 1;
   }
-  fail(ErrorKind::kInvalidArgument, in_quotes(text), " is no ticket of a spawned process");
+  fail(ErrorKind::kInvalidArgument, in_quotes(text), " is not a ticket of a spawned process");
 }
 
 std::string ProcessFailure::to_string() const {

@@ -89,7 +89,7 @@ std::shared_ptr<Shared::Impl> adopt_small(UniqueFd descriptor) {
       return std::make_shared<SmallImpl<LockMemory>>(kind, std::move(segment));
     }
     fail(ErrorKind::kInvalidArgument,
-         "memory from another process is no event, barrier or lock of this version: refused");
+         "memory from another process is not an event, barrier or lock of this version: refused");
   });
 }
 

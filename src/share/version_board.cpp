@@ -79,7 +79,7 @@ VersionBoard VersionBoard::create(std::span<std::byte> memory, std::size_t buffe
 VersionBoard VersionBoard::open(std::span<std::byte> memory) {
   const auto refuse = [] {
     fail(ErrorKind::kInvalidArgument,
-         "this is no handle of published tensors of this version: refused");
+         "this is not a handle of published tensors of this version: refused");
   };
   if (memory.size() < sizeof(BoardHead)) refuse();
   auto* const head = reinterpret_cast<BoardHead*>(memory.data());

@@ -20,7 +20,7 @@
 // by (through a store, say), a Remote for each other party, and an Inbox that takes what arrives.
 // There are three kinds: processes of one host (transport/shm/shm_endpoint.h), parties of a
 // simulated world with a time of its own (transport/simulation.h), and a faulty one around either
-// (transport/faulty.h). docs/endpoint.md has the protocol.
+// (transport/faulty.h). docs/internals/endpoint.md has the protocol.
 namespace convoy::transport {
 
 // Names one endpoint for ever: a process that comes back has another one.
@@ -201,6 +201,35 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
+  // This thread sends something and will wait() for the answer at once: made before it sends, ended
+  // after the wait. An answer that comes before the thread is in wait() then wakes no other thread
+  // of this endpoint. Until it waits, what comes from others stays where it is: it must not stop in
+  // between. Needed for nothing else. Only the outermost one of a thread counts.
+  class Attention {
+   public:
+    explicit Attention(Endpoint& endpoint) noexcept : endpoint_(endpoint) {
+      endpoint.begin_attention(*this);
+    }
+    Attention(const Attention&) = delete;
+    Attention& operator=(const Attention&) = delete;
+    ~Attention() {
+      if (notes.began) endpoint_.end_attention(*this);
+    }
+
+    // The endpoint's own.
+    struct Notes {
+      bool began = false;
+      bool covered = false;
+      bool quick = false;
+      std::uint32_t number = 0;
+      std::shared_ptr<void> ring = nullptr;
+    };
+    Notes notes;
+
+   private:
+    Endpoint& endpoint_;
+  };
+
   virtual const Address& address() const = 0;
 
   // The endpoint of this address; connects at its first call, which may wait a moment. Throws
@@ -236,6 +265,10 @@ class Endpoint {
 
  protected:
   Endpoint() = default;
+
+  // See Attention.
+  virtual void begin_attention(Attention&) noexcept {}
+  virtual void end_attention(Attention&) noexcept {}
 };
 
 // Throws kInvalidArgument for a letter that no endpoint takes.

@@ -484,6 +484,35 @@ TEST(AgentTest, AnswersMayComeLaterFromAnywhere) {
               HasSubstr("without an answer"));
 }
 
+// Whoever replies has to know: what is counted with the reply does not arrive.
+TEST(AgentTest, AReplyThatDoesNotGoIsSaidSo) {
+  std::atomic<int> went{0};
+  std::atomic<int> replies{0};
+  std::atomic<bool> began{false};
+  TestFunction late{"late", [&](const RequestRef& request) {
+                      began = true;
+                      const Deadline limit = Deadline::after(20s);
+                      while (!request->cancelled() && !limit.expired()) std::this_thread::yield();
+                      went += request->reply({}) ? 1 : 0;
+                      ++replies;
+                    }};
+  TestFunction much{"much", [&](const RequestRef& request) {
+                      const std::vector<Piece> pieces(Outgoing::kMostPieces + 1);
+                      went += request->reply({.pieces = pieces}) ? 1 : 0;
+                      ++replies;
+                    }};
+  Session session(2, {late, much});
+  TextCall call;
+  start(session[0], call, 1, "late");
+  const Deadline limit = Deadline::after(20s);
+  while (!began) ASSERT_FALSE(limit.expired());
+  EXPECT_TRUE(session[0].cancel(call));
+  EXPECT_THAT(error_text(ErrorKind::kInvalidArgument, [&] { sync(session[0], 1, "much"); }),
+              HasSubstr("cannot be sent"));
+  while (replies != 2) ASSERT_FALSE(limit.expired());
+  EXPECT_EQ(went, 0);
+}
+
 TEST(AgentTest, RequestsMayOutliveTheAgent) {
   RequestRef kept;
   TestFunction keep{"keep", [&](RequestRef request) { kept = std::move(request); }};

@@ -2,7 +2,6 @@
 // them, and what PyTorch does not have.
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/torch.h>
 
 #include <atomic>
 #include <mutex>
@@ -11,26 +10,15 @@
 #include <thread>
 #include <vector>
 
-#include "convoy/autograd.h"
-#include "support/expect_error.h"
-#include "support/rank_group.h"
+#include "support.h"
 
 namespace convoy::autograd::contexts_test {
 
-using convoy::test::expect_error;
-using convoy::test::Rank;
-using convoy::test::RankGroup;
-using convoy::test::RankMode;
-using rpc::Future;
-using rpc::Session;
-using Tensors = std::vector<at::Tensor>;
-using Way = std::vector<std::string>;
+using namespace test;
 using namespace std::chrono_literals;
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 CONVOY_RPC(add);
-at::Tensor mul(const at::Tensor& a, const at::Tensor& b) { return a * b; }
-CONVOY_RPC(mul);
 at::Tensor cosine(const at::Tensor& a) { return a.cos(); }
 CONVOY_RPC(cosine);
 at::Tensor divide(const at::Tensor& a, const at::Tensor& b) { return a / b; }
@@ -41,8 +29,6 @@ at::Tensor bmm(const at::Tensor& a, const at::Tensor& b) { return a.bmm(b); }
 CONVOY_RPC(bmm);
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) { return a.matmul(b); }
 CONVOY_RPC(matmul);
-at::Tensor square(const at::Tensor& t) { return t * t; }
-CONVOY_RPC(square);
 
 at::Tensor nested_add(const Way& way, const at::Tensor& a, const at::Tensor& b) {
   if (way.empty()) return a + b;
@@ -73,18 +59,6 @@ std::vector<std::uint64_t> graph_sizes(ContextId id) {
   return {info.sends.size(), info.recvs.size()};
 }
 CONVOY_RPC(graph_sizes);
-bool has_context(ContextId id) {
-  try {
-    find(rpc::current().session(), id);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-CONVOY_RPC(has_context);
-std::size_t count_contexts() { return stats(rpc::current().session()).contexts; }
-CONVOY_RPC(count_contexts);
-
 Future<at::Tensor> by_coroutine(std::string to, const at::Tensor& a) {
   const auto session = rpc::current().session();
   at::Tensor t = co_await session.rpc_async<square>(to, a);
@@ -125,6 +99,21 @@ at::Tensor gradient_of(const rpc::RRef<at::Tensor>& a) {
   return gradients.contains(leaf) ? gradients.at(leaf).clone() : at::Tensor();
 }
 CONVOY_RPC(gradient_of);
+// A node whose name has what means something in Graphviz.
+struct Quoted : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+  std::string name() const override { return R"(a "quoted" name \)"; }
+};
+at::Tensor quoted(const at::Tensor& x) {
+  const auto node = c10::make_intrusive<Quoted>();
+  node->add_next_edge(torch::autograd::impl::gradient_edge(x));
+  at::Tensor y = x.detach().clone();
+  torch::autograd::create_gradient_edge(y, node);
+  return y;
+}
+CONVOY_RPC(quoted);
 bool nested_context_throws() {
   try {
     const Context other(rpc::current().session());
@@ -137,31 +126,6 @@ CONVOY_RPC(nested_context_throws);
 
 namespace {
 
-void run_all(int n, const std::function<void(Session&, int rank)>& function,
-             rpc::SessionOptions more = {}) {
-  RankGroup(n, RankMode::kThreads).run([&](Rank& r) {
-    rpc::SessionOptions options = more;
-    options.rank = r.id();
-    options.size = r.size();
-    options.store = r.store();
-    Session session(options);
-    function(session, r.id());
-    session.shutdown();
-    EXPECT_EQ(stats(session).passes, 0U);
-    EXPECT_EQ(stats(session).contexts, 0U);
-  });
-}
-void run_root(int n, const std::function<void(Session&)>& function,
-              const rpc::SessionOptions& more = {}) {
-  run_all(n, [&](Session& session, int rank) { rank == 0 ? function(session) : void(); }, more);
-}
-
-at::Tensor random_leaf(at::IntArrayRef sizes = {3, 3}) {
-  return (torch::rand(sizes) + 0.5).requires_grad_(true);
-}
-void expect_close(const at::Tensor& got, const at::Tensor& wanted) {
-  EXPECT_TRUE(got.defined() && at::allclose(got, wanted)) << got << "\n instead of\n" << wanted;
-}
 // On a worker, or here.
 template <auto Function, class... Arguments>
 at::Tensor call(const Session* session, int to, const Arguments&... arguments) {
@@ -557,13 +521,55 @@ TEST(AutogradTest, HandedToAnotherThread) {
     std::thread([&] {
       EXPECT_FALSE(has_current());
       const Scope scope(context);
-      expect_error(ErrorKind::kInvalidArgument, "Already have",
-                   [&] { const Scope again(context); });
       y = session.rpc_sync<square>("worker1", x);
     }).join();
     EXPECT_TRUE(session.rpc_sync<nested_context_throws>("worker1"));
     context.backward({y.sum()});
     expect_close(context.gradients().at(x), 2 * x);
+  });
+}
+
+// A thread has one context, which it may be told of again.
+TEST(AutogradTest, TheSameContextAgain) {
+  run_root(2, [](Session& session) {
+    const auto x = random_leaf();
+    const Context context(session);
+    const ContextRef same = find(session, context.id());
+    at::Tensor y;
+    {
+      const Scope again(same);
+      y = session.rpc_sync<square>("worker1", x);
+    }
+    EXPECT_EQ(current().id(), context.id());
+    context.backward({y.sum()});
+    expect_close(context.gradients().at(x), 2 * x);
+    std::thread([&] {
+      const Context other(session);
+      expect_error(ErrorKind::kInvalidArgument, "Already have autograd context id",
+                   [&] { const Scope both(same); });
+    }).join();
+  });
+}
+
+TEST(AutogradTest, VeryLongTimeouts) {
+  run_root(2, [](Session& session) {
+    const BackwardOptions options{.retain_graph = true,
+                                  .timeout = std::chrono::milliseconds::max()};
+    const auto x = random_leaf();
+    const Context context(session);
+    context.backward({session.rpc_sync<square>("worker1", x).sum()}, options);
+    expect_close(context.gradients().at(x), 2 * x);
+    session.remote<sum_of>("worker1", x).backward(context, options);
+    expect_close(context.gradients().at(x), 2 * x + 1);
+  });
+}
+
+TEST(AutogradTest, NamesInPictures) {
+  run_root(2, [](Session& session) {
+    const Context context(session);
+    session.rpc_sync<quoted>("worker1", random_leaf());
+    const std::string picture = context.dump(DumpFormat::kGraphviz);
+    EXPECT_NE(picture.find(R"("a \"quoted\" name \\")"), std::string::npos) << picture;
   });
 }
 

@@ -1,45 +1,21 @@
 // Passes that fail, are late, or whose workers or contexts go.
 #include <signal.h>
-#include <torch/torch.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "convoy/autograd.h"
-#include "support/expect_error.h"
-#include "support/rank_group.h"
+#include "autograd/functions.h"
+#include "autograd/registry.h"
+#include "support.h"
 
 namespace convoy::autograd::faults_test {
 
-using convoy::test::expect_error;
-using convoy::test::Rank;
-using convoy::test::RankGroup;
-using convoy::test::RankMode;
-using rpc::Session;
-using Way = std::vector<std::string>;
+using namespace test;
 using namespace std::chrono_literals;
 
-// What tests let handlers and nodes of this process wait for.
-struct Signal {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool on = false;
-
-  bool wait(std::chrono::milliseconds most = 30s) {
-    std::unique_lock lock(mutex);
-    return changed.wait_for(lock, most, [&] { return on; });
-  }
-  void set(bool to) {
-    const std::lock_guard lock(mutex);
-    on = to;
-    changed.notify_all();
-  }
-};
 Signal& begun() {
   static Signal one;
   return one;
@@ -49,16 +25,12 @@ Signal& released() {
   return one;
 }
 
-at::Tensor square(const at::Tensor& t) { return t * t; }
-CONVOY_RPC(square);
 at::Tensor waiting_square(const at::Tensor& t) {
   begun().set(true);
   released().wait();
   return t * t;
 }
 CONVOY_RPC(waiting_square);
-std::size_t count_contexts() { return stats(rpc::current().session()).contexts; }
-CONVOY_RPC(count_contexts);
 
 // Its backward says that it has begun, and waits.
 std::atomic<int> slow_nodes{0};
@@ -93,8 +65,6 @@ struct Late : torch::autograd::Function<Late> {
 };
 at::Tensor late(const at::Tensor& x) { return Late::apply(x); }
 CONVOY_RPC(late);
-std::size_t count_passes() { return stats(rpc::current().session()).passes; }
-CONVOY_RPC(count_passes);
 // Its gradient is whole when those of all its copies have come.
 at::Tensor& kept() {
   static at::Tensor one;
@@ -116,23 +86,14 @@ CONVOY_RPC(around);
 
 namespace {
 
-void run_root(int n, const std::function<void(Session&)>& function, rpc::SessionOptions more = {}) {
+void run_root(int n, const std::function<void(Session&)>& function,
+              const rpc::SessionOptions& more = {}) {
   begun().set(false);
   released().set(false);
   slow_nodes = 0;
-  RankGroup(n, RankMode::kThreads).run([&](Rank& r) {
-    rpc::SessionOptions options = more;
-    options.rank = r.id();
-    options.size = r.size();
-    options.store = r.store();
-    Session session(options);
-    if (r.id() == 0) function(session);
-    session.shutdown();
-    EXPECT_EQ(stats(session).passes, 0U);
-    EXPECT_EQ(stats(session).contexts, 0U);
-  });
+  test::run_root(n, function, more);
 }
-at::Tensor leaf() { return torch::ones({3}).requires_grad_(true); }
+at::Tensor leaf() { return test::leaf(1, {3}); }
 
 // The node that runs goes on to its end; those behind it are not run any more.
 TEST(AutogradFaultTest, AFailureStopsOthersBetweenNodes) {
@@ -336,6 +297,51 @@ TEST(AutogradFaultTest, ManyPassesAtOnce) {
   });
 }
 
+// Numbers of workers are part of those of contexts and messages.
+TEST(AutogradFaultTest, WorkersWithLargeNumbersAreRefused) {
+  EXPECT_EQ(detail::numbered_by(65535, 7), 0xffff'0000'0000'0007U);
+  expect_error(ErrorKind::kUnsupported, "worker 65536", [] { detail::numbered_by(65536, 1); });
+}
+
+TEST(AutogradFaultTest, OthersCannotFillTablesHere) {
+  detail::EndedNumbers ended;
+  for (std::uint64_t i = 0; i < 200'000; ++i) ended.add(2 * i);
+  EXPECT_LE(ended.numbers.size(), detail::EndedNumbers::kMost);
+  EXPECT_TRUE(ended.contains(2 * 199'999));
+  run_root(2, [](Session& session) {
+    detail::Registry& registry = detail::Registry::of(session);
+    std::uint64_t made = 0;
+    expect_error(ErrorKind::kResource, "contexts", [&] {
+      while (made < 200'000) {
+        registry.find_or_make(detail::numbered_by(1, made + 1));
+        ++made;
+      }
+    });
+    EXPECT_EQ(made, detail::kMostAtOnce);
+    registry.release(detail::numbered_by(1, 1), made + 2, 1);
+  });
+}
+
+TEST(AutogradFaultTest, OnlyItsRootEndsAPass) {
+  run_root(2, [](Session& session) {
+    const auto x = leaf();
+    const Context context(session);
+    const auto y = session.rpc_sync<square>("worker1", x);
+    detail::PassHead head;
+    head.pass = {1, 1};
+    head.context = context.id();
+    const std::vector<detail::WorkerId> others;
+    expect_error(ErrorKind::kRemote, "not the root",
+                 [&] { session.rpc_sync<detail::abort_pass>("worker1", head, "for fun"); });
+    expect_error(ErrorKind::kRemote, "not the root",
+                 [&] { session.rpc_sync<detail::commit>("worker1", head); });
+    expect_error(ErrorKind::kRemote, "itself",
+                 [&] { session.rpc_sync<detail::pass_done>("worker1", head.pass, 1, others); });
+    context.backward({y.sum()});
+    EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 2.0)));
+  });
+}
+
 // test_backward_node_failure: half of the workers die.
 TEST(AutogradFaultTest, LostWorkers) {
   RankGroup group(4, RankMode::kProcesses);
@@ -357,6 +363,9 @@ TEST(AutogradFaultTest, LostWorkers) {
           EXPECT_TRUE(error.worker() == "worker1" || error.worker() == "worker3") << error.what();
         }
         EXPECT_TRUE(at::equal(context.gradients().at(x), torch::full({3}, 16.0)));
+        // What can be seen of it.
+        EXPECT_NE(context.dump().find("worker1: cannot be asked"), std::string::npos);
+        EXPECT_NE(context.dump(DumpFormat::kGraphviz).find("cannot be asked"), std::string::npos);
       }
       // Those who are left go on; worker2's context has gone, though nobody is left to tell it.
       const auto deadline = Deadline::after(20s);

@@ -3,15 +3,17 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
 
-#include "../agent/hooked_endpoint.h"
 #include "agent/agent.h"
+#include "autograd/lineage.h"
 #include "base/concat.h"
 #include "base/random.h"
 #include "rpc/session_impl.h"
+#include "simulated.h"
 #include "transport/simulation.h"
 
 namespace convoy::autograd::programs {
@@ -43,8 +45,17 @@ at::Tensor number_grid(Random& random) {
   return grid;
 }
 
+// Every other program is deterministic: its gradients have the bits of one process. A third of them
+// have lineages, a third have none, so that workers are asked, and a third have short ones.
+bool is_deterministic(std::uint64_t seed) { return seed % 2 == 1; }
+std::size_t most_upstream_of(std::uint64_t seed) {
+  const std::size_t most[] = {detail::Lineage::kMost, 0, 3};
+  return most[seed / 2 % 3];
+}
+
 // Every process can make those of all workers.
 void prepare(std::uint64_t seed) {
+  detail::set_most_upstream(most_upstream_of(seed));
   auto& all = parameters();
   const std::lock_guard lock(all.mutex);
   if (all.seed == seed) return;
@@ -125,7 +136,9 @@ class Part {
     pool_ = inputs;
     for (const auto& leaf : parameters_of(rank_)) pool_.push_back(leaf);
     pool_.push_back(number_grid(random_));
-    const std::uint64_t steps = 3 + random_.below(5);
+    // Bits tell orders apart only where several gradients are added up.
+    reuses_ = is_deterministic(parameters().seed);
+    const std::uint64_t steps = (reuses_ ? 6 : 3) + random_.below(5);
     for (std::uint64_t i = 0; i < steps; ++i) step(depth);
     Tensors results;
     const std::uint64_t count = 1 + random_.below(3);
@@ -134,7 +147,10 @@ class Part {
   }
 
  private:
-  at::Tensor pick() { return pool_[random_.below(pool_.size())]; }
+  at::Tensor pick() {
+    const bool old = reuses_ && random_.below(2) == 0;
+    return pool_[random_.below(old ? std::min<std::size_t>(pool_.size(), 4) : pool_.size())];
+  }
 
   void step(int depth) {
     const at::Tensor a = pick();
@@ -184,7 +200,8 @@ class Part {
       return;
     }
     if (!session_) {
-      results = Part(to, nullptr, seed, workers_).run(depth - 1, arguments);
+      results = as_message(
+          Part(to, nullptr, seed, workers_).run(depth - 1, as_message(std::move(arguments))));
     } else if (how < 6) {
       results = session_->rpc_sync<compute>(to, seed, depth - 1, workers_, arguments);
     } else {
@@ -194,10 +211,20 @@ class Part {
     for (const auto& each : results) pool_.push_back(each);
   }
 
+  // In one process a message is an operation on each of its tensors: what the callee adds up is
+  // added to the rest as one.
+  static Tensors as_message(Tensors tensors) {
+    for (auto each = tensors.rbegin(); each != tensors.rend(); ++each) {
+      if (each->requires_grad()) *each = each->clone();
+    }
+    return tensors;
+  }
+
   const int rank_;
   const Session* const session_;
   Random random_;
   const int workers_;
+  bool reuses_ = false;
   Tensors pool_;
 };
 
@@ -238,14 +265,15 @@ Tensors all_grads(int workers) {
   return all;
 }
 
-bool is_same(const at::Tensor& got, const at::Tensor& wanted) {
+bool is_same(const at::Tensor& got, const at::Tensor& wanted, bool to_the_bit) {
   if (got.defined() != wanted.defined()) return false;
-  return !wanted.defined() || (got - wanted).abs().max().item<double>() < 1e-6;
+  if (!wanted.defined()) return true;
+  return to_the_bit ? at::equal(got, wanted) : (got - wanted).abs().max().item<double>() < 1e-6;
 }
 
 // Of all workers that are there.
 void expect_gradients(const Session& session, ContextId id, const Tensors& wanted, int workers,
-                      int without = -1) {
+                      bool to_the_bit, int without = -1) {
   for (int rank = 0; rank < workers; ++rank) {
     if (rank == without) continue;
     Tensors got(kParameters);
@@ -259,9 +287,10 @@ void expect_gradients(const Session& session, ContextId id, const Tensors& wante
     }
     for (std::size_t i = 0; i < kParameters; ++i) {
       const at::Tensor& want = wanted[static_cast<std::size_t>(rank) * kParameters + i];
-      EXPECT_TRUE(is_same(got[i], want)) << "worker " << rank << ", parameter " << i << ":\n"
-                                         << got[i] << "\n instead of\n"
-                                         << want;
+      EXPECT_TRUE(is_same(got[i], want, to_the_bit))
+          << "worker " << rank << ", parameter " << i << ":\n"
+          << got[i] << "\n instead of\n"
+          << want;
     }
   }
 }
@@ -282,14 +311,15 @@ void run_as_root(const Session& session, std::uint64_t first_seed, std::uint64_t
     for (int rank = 1; rank < workers; ++rank) session.rpc_sync<prepare>(rank, seed);
     const Context context(session);
     const Losses losses = run_program(&session, seed, workers);
-    context.backward({losses.first}, {.retain_graph = true});
+    const bool deterministic = is_deterministic(seed);
+    context.backward({losses.first}, {.retain_graph = true, .deterministic = deterministic});
     const Losses reference = run_program(nullptr, seed, workers);
     forget_gradients(workers);
     reference.first.backward({}, /*retain_graph=*/true);
-    expect_gradients(session, context.id(), all_grads(workers), workers);
-    context.backward({losses.second});
+    expect_gradients(session, context.id(), all_grads(workers), workers, deterministic);
+    context.backward({losses.second}, {.deterministic = deterministic});
     reference.second.backward();
-    expect_gradients(session, context.id(), all_grads(workers), workers);
+    expect_gradients(session, context.id(), all_grads(workers), workers, deterministic);
     if (testing::Test::HasFailure()) return;
   }
 }
@@ -318,17 +348,17 @@ class Simulated {
     make_workers();
     bool finished = false;
     world_.start([&] {
-      use(*sessions_[0]);
+      use((*sessions_)[0]);
       finished = true;
     });
     world_.run([&] { return finished; }, 5'000'000);
     EXPECT_TRUE(finished) << "the root waits for ever";
     armed_ = false;
     // What is left is told, or tried again.
-    const auto ended = [this] { return world_.running() == 0 && is_empty(); };
+    const auto ended = [this] { return world_.running() == 0 && sessions_->is_empty(); };
     world_.run(ended, 2'000'000);
     EXPECT_EQ(world_.running(), 0U) << "somebody waits for ever";
-    EXPECT_TRUE(is_empty()) << "contexts or passes are left";
+    EXPECT_TRUE(sessions_->is_empty()) << "contexts or passes are left";
   }
 
  private:
@@ -336,45 +366,15 @@ class Simulated {
     return random_.below(2) == 0 ? 0 : static_cast<std::uint32_t>(random_.below(most));
   }
 
-  bool is_empty() {
-    for (int rank = 0; rank < workers_; ++rank) {
-      if (rank == crashed_) continue;
-      const auto now = stats(*sessions_[static_cast<std::size_t>(rank)]);
-      if (now.contexts != 0 || now.passes != 0) return false;
-    }
-    return true;
-  }
-
   void make_workers() {
-    std::vector<agent::Member> members;
+    std::vector<int> threads;
     for (int rank = 0; rank < workers_; ++rank) {
-      auto& hooks = *hooks_.emplace_back(std::make_unique<agent::test::Hooks>());
-      hooks.send = [this](transport::Remote& remote, const transport::Letter& letter) {
-        return disturb(remote, letter);
-      };
-      const auto impl = rpc::detail::SessionImpl::make_apart(
-          {.rank = rank, .threads = 1 + static_cast<int>(random_.below(3))},
-          [&](agent::AgentOptions& options) {
-            options.make_endpoint = [this, &hooks, name = options.name](transport::Inbox& inbox) {
-              return std::make_unique<agent::test::HookedEndpoint>(
-                  inbox, hooks, [&](transport::Inbox& inner) {
-                    auto endpoint = world_.join(inner, name);
-                    endpoints_.push_back(endpoint.get());
-                    return endpoint;
-                  });
-            };
-            options.start_thread = [this](std::function<void()> run) {
-              world_.start(std::move(run));
-            };
-          });
-      members.push_back({concat("worker", rank), impl->agent().address()});
-      sessions_.push_back(std::make_unique<Session>(impl));
+      threads.push_back(1 + static_cast<int>(random_.below(3)));
     }
-    const Id session = Id::random();
-    for (const auto& each : sessions_) {
-      each->impl()->agent().admit(session, members);
-      each->impl()->met();
-    }
+    sessions_.emplace(world_, threads,
+                      [this](int, transport::Remote& remote, const transport::Letter& letter) {
+                        return disturb(remote, letter);
+                      });
   }
 
   // Faults, while they are armed.
@@ -398,10 +398,8 @@ class Simulated {
 
   void crash_later() {
     if (crashes_ < 0) return;
-    world_.call_after(std::chrono::microseconds(random_.below(2000)), [this] {
-      crashed_ = crashes_;
-      world_.crash(*endpoints_[static_cast<std::size_t>(crashes_)]);
-    });
+    world_.call_after(std::chrono::microseconds(random_.below(2000)),
+                      [this] { sessions_->crash(crashes_); });
   }
 
   void use(const Session& session) {
@@ -418,15 +416,18 @@ class Simulated {
       good = try_backward(context, losses.first);
       // Answers of the test itself are not disturbed.
       armed_ = false;
-      if (!good) expect_gradients(session, context.id(), nothing, workers_, crashes_);
+      if (!good) expect_gradients(session, context.id(), nothing, workers_, true, crashes_);
       if (!good && crashes_ >= 0) return;
     }
-    if (!faulty_ || !good) context.backward({losses.first}, {.retain_graph = true});
+    if (!faulty_ || !good) {
+      context.backward({losses.first}, {.retain_graph = true, .deterministic = deterministic_});
+    }
     const int called = hook_calls();
     reference.first.backward({}, /*retain_graph=*/true);
     const int wanted = hook_calls();
     EXPECT_TRUE(!good || called == wanted) << "each hook is called once per pass";
-    expect_gradients(session, context.id(), all_grads(workers_), workers_, crashes_);
+    expect_gradients(session, context.id(), all_grads(workers_), workers_, deterministic_,
+                     crashes_);
     if (crashes_ >= 0) return;
     second_pass(session, context, losses, reference);
   }
@@ -438,22 +439,24 @@ class Simulated {
     bool other_ended = !both;
     if (both) {
       world_.start([&] {
-        context.backward({losses.first}, {.retain_graph = true});
+        context.backward({losses.first}, {.retain_graph = true, .deterministic = deterministic_});
         other_ended = true;
       });
     }
-    context.backward({losses.second}, {.retain_graph = true});
+    context.backward({losses.second}, {.retain_graph = true, .deterministic = deterministic_});
     auto& agent = session.impl()->agent();
     EXPECT_TRUE(agent.wait(Deadline::after(60s, agent.now()), [&] { return other_ended; }));
     if (both) reference.first.backward({}, /*retain_graph=*/true);
     reference.second.backward();
-    expect_gradients(session, context.id(), all_grads(workers_), workers_);
+    // Passes that end at once add their gradients in any order.
+    expect_gradients(session, context.id(), all_grads(workers_), workers_, deterministic_ && !both);
   }
 
   // False: it failed, as it may.
   bool try_backward(const Context& context, const at::Tensor& loss) {
     try {
-      context.backward({loss}, {.retain_graph = true, .timeout = 20s});
+      context.backward({loss},
+                       {.retain_graph = true, .deterministic = deterministic_, .timeout = 20s});
       return true;
     } catch (const rpc::RemoteError& error) {
       EXPECT_TRUE(error.worker().starts_with("worker")) << error.what();
@@ -466,17 +469,15 @@ class Simulated {
 
   const std::uint64_t seed_;
   const bool faulty_;
+  const bool deterministic_ = is_deterministic(seed_);
   Random random_;
   transport::World world_;
   int workers_ = 0;
   std::uint32_t drop_ = 0, duplicate_ = 0, delay_ = 0;
   int crashes_ = -1;
-  int crashed_ = -1;
   bool armed_ = false;
   bool passing_ = false;
-  std::vector<transport::Endpoint*> endpoints_;
-  std::vector<std::unique_ptr<agent::test::Hooks>> hooks_;
-  std::vector<std::unique_ptr<Session>> sessions_;
+  std::optional<test::SimulatedWorkers> sessions_;
 };
 
 }  // namespace

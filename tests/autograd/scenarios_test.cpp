@@ -1,9 +1,6 @@
 // Backward passes across workers: what FAST mode gets wrong, and the scenarios of PyTorch's
 // dist_autograd_test.py, whose names stand behind them.
-#include <torch/torch.h>
-
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,34 +8,23 @@
 #include <thread>
 #include <vector>
 
-#include "convoy/autograd.h"
-#include "support/expect_error.h"
-#include "support/rank_group.h"
+#include "support.h"
 
-namespace convoy::autograd::test {
+namespace convoy::autograd::scenarios_test {
 
-using convoy::test::expect_error;
-using convoy::test::Rank;
-using convoy::test::RankGroup;
-using convoy::test::RankMode;
-using rpc::Future;
-using rpc::Session;
+using namespace test;
 using namespace std::chrono_literals;
 
 // --- What workers call ------------------------------------------------------------------------
 
 at::Tensor my_add(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 CONVOY_RPC(my_add);
-at::Tensor mul(const at::Tensor& a, const at::Tensor& b) { return a * b; }
-CONVOY_RPC(mul);
 at::Tensor scale(const at::Tensor& a, double by) { return a * by; }
 CONVOY_RPC(scale);
 at::Tensor my_matmul(const at::Tensor& a, const at::Tensor& b) { return a.matmul(b); }
 CONVOY_RPC(my_matmul);
 double log_norm(const at::Tensor& t) { return t.norm().log().item<double>(); }
 CONVOY_RPC(log_norm);
-at::Tensor square(const at::Tensor& t) { return t * t; }
-CONVOY_RPC(square);
 at::Tensor first(const at::Tensor& a, const at::Tensor&) { return a * 2; }
 CONVOY_RPC(first);
 
@@ -69,15 +55,6 @@ std::size_t count_gradients(ContextId id) {
   return find(rpc::current().session(), id).gradients().size();
 }
 CONVOY_RPC(count_gradients);
-bool has_context(ContextId id) {
-  try {
-    find(rpc::current().session(), id);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-CONVOY_RPC(has_context);
 // How many messages of backward passes have come here.
 std::uint64_t backward_messages() {
   std::uint64_t count = 0;
@@ -90,24 +67,8 @@ std::uint64_t backward_messages() {
 }
 CONVOY_RPC(backward_messages);
 
-// What handlers of this process wait for.
-struct Gate {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool open = false;
-
-  void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait_for(lock, 30s, [&] { return open; });
-  }
-  void set(bool to) {
-    const std::lock_guard lock(mutex);
-    open = to;
-    changed.notify_all();
-  }
-};
-Gate& gate() {
-  static Gate one;
+Signal& gate() {
+  static Signal one;
   return one;
 }
 at::Tensor slow_mul(const at::Tensor& a, const at::Tensor& b) {
@@ -122,13 +83,6 @@ at::Tensor drops_nested(const at::Tensor& x) {
   return x * 2;
 }
 CONVOY_RPC(drops_nested);
-at::Tensor nested_add(const std::vector<std::string>& way, const at::Tensor& a,
-                      const at::Tensor& b) {
-  if (way.empty()) return a + b;
-  return rpc::current().session().rpc_sync<nested_add>(
-      way[0], std::vector<std::string>(way.begin() + 1, way.end()), a, b);
-}
-CONVOY_RPC(nested_add);
 // B.h of the cycle: y only, or y + z.
 at::Tensor cycle(const at::Tensor& x, bool both) {
   const at::Tensor y = x * 2;
@@ -141,20 +95,6 @@ std::vector<at::Tensor> two_results(const at::Tensor& x) {
   return {x * 2, session.rpc_sync<expert>("worker2", x * 3)};
 }
 CONVOY_RPC(two_results);
-
-Future<at::Tensor> async_twice(std::string to, const at::Tensor& a) {
-  const auto session = rpc::current().session();
-  at::Tensor sum = co_await session.rpc_async<square>(to, a);
-  sum = co_await session.rpc_async<square>(to, sum);
-  co_return sum;
-}
-CONVOY_RPC(async_twice);
-Future<at::Tensor> async_then(const std::string& to, const at::Tensor& a) {
-  const auto session = rpc::current().session();
-  return session.rpc_async<square>(to, a).then(
-      [session, to](const at::Tensor& t) { return session.rpc_async<mul>(to, t, t); });
-}
-CONVOY_RPC(async_then);
 
 // A function whose backward fails as long as it is told to.
 std::atomic<bool> fails{false};
@@ -170,46 +110,12 @@ struct Failing : torch::autograd::Function<Failing> {
 };
 at::Tensor failing(const at::Tensor& x) { return Failing::apply(x * weight(my_rank())); }
 CONVOY_RPC(failing);
-at::Tensor failing_behind(const std::vector<std::string>& way, const at::Tensor& x) {
-  if (way.empty()) return Failing::apply(x * 1);
-  return rpc::current().session().rpc_sync<failing_behind>(
-      way[0], std::vector<std::string>(way.begin() + 1, way.end()), x * 1);
-}
-CONVOY_RPC(failing_behind);
-
-// Messages that this worker has of the current context.
-std::vector<std::uint64_t> graph_sizes() {
-  const auto info = current().info();
-  std::vector<std::uint64_t> sizes{info.sends.size(), info.recvs.size()};
-  for (const auto& send : info.sends) sizes.push_back(send.tensors);
-  return sizes;
-}
-CONVOY_RPC(graph_sizes);
-
 namespace {
 
-// Runs a function as worker0 of n; the others only serve.
-void run_root(int n, const std::function<void(Session&)>& function, rpc::SessionOptions more = {}) {
+// Each worker has its parameter before any begins.
+void run_root(int n, const std::function<void(Session&)>& function) {
   for (int rank = 0; rank < n; ++rank) weight(rank);
-  RankGroup(n, RankMode::kThreads).run([&](Rank& r) {
-    rpc::SessionOptions options = more;
-    options.rank = r.id();
-    options.size = r.size();
-    options.store = r.store();
-    Session session(options);
-    if (r.id() == 0) function(session);
-    session.shutdown();
-    EXPECT_EQ(stats(session).passes, 0U);
-  });
-}
-
-at::Tensor leaf(double value = 1, at::IntArrayRef sizes = {3, 3}) {
-  return torch::full(sizes, value).requires_grad_(true);
-}
-at::Tensor random_leaf() { return (torch::rand({3, 3}) + 0.5).requires_grad_(true); }
-
-void expect_close(const at::Tensor& got, const at::Tensor& wanted) {
-  EXPECT_TRUE(got.defined() && at::allclose(got, wanted)) << got << "\n instead of\n" << wanted;
+  test::run_root(n, function);
 }
 
 // The pass fails at its deadline because a send waits for ever.
@@ -465,4 +371,4 @@ TEST(SmartTest, S14AfterAnError) {
 }
 
 }  // namespace
-}  // namespace convoy::autograd::test
+}  // namespace convoy::autograd::scenarios_test

@@ -78,6 +78,38 @@ TEST(DeadlineTest, PollTimeoutFitsAnInt) {
   EXPECT_EQ(Deadline::after(hours(24 * 365 * 50)).poll_timeout_ms(), 1'000'000'000);
 }
 
+TEST(DeadlineTest, ADurationConverts) {
+  const auto left = [](const Deadline& deadline) { return deadline.remaining(); };
+  EXPECT_GT(left(std::chrono::hours(1)), std::chrono::minutes(59));
+  EXPECT_LE(left(std::chrono::hours(1)), std::chrono::hours(1));
+  EXPECT_EQ(left(std::chrono::hours::max()), std::chrono::nanoseconds::max());
+}
+
+TEST(TimeoutTest, ADurationBeginsWithTheCall) {
+  const Timeout hour = std::chrono::hours(1);
+  EXPECT_TRUE(hour.is_set());
+  EXPECT_FALSE(hour.is_deadline());
+  EXPECT_EQ(hour.left(), std::chrono::hours(1));
+  EXPECT_GT(hour.deadline(Deadline::never()).remaining(), std::chrono::minutes(59));
+  EXPECT_TRUE(Timeout(std::chrono::hours::max()).deadline(std::chrono::hours(1)).is_never());
+}
+
+TEST(TimeoutTest, ADeadlineStaysWhereItIs) {
+  const auto soon = Deadline::after(std::chrono::hours(1));
+  const Timeout until = soon;
+  EXPECT_TRUE(until.is_deadline());
+  EXPECT_EQ(until.deadline(Deadline::never()), soon);
+  EXPECT_LE(*until.left(), std::chrono::hours(1));
+  EXPECT_EQ(Timeout(Deadline::never()).left(), std::chrono::nanoseconds::max());
+}
+
+TEST(TimeoutTest, NotSetIsWhatTheCalleeHas) {
+  const Timeout none;
+  EXPECT_FALSE(none.is_set());
+  EXPECT_EQ(none.left(), std::nullopt);
+  EXPECT_TRUE(none.deadline(Deadline::never()).is_never());
+}
+
 TEST(DeadlineTest, Orders) {
   const auto early = Deadline::at(Clock::time_point(seconds(1)));
   const auto late = Deadline::at(Clock::time_point(seconds(2)));

@@ -58,6 +58,23 @@ TEST(DdpTest, NoSyncIsReadAtBackward) {
   });
 }
 
+// The usual loop: one scope in each step, which counts in all but the last.
+TEST(DdpTest, NoSyncByStep) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    SharedWeight net;
+    DistributedDataParallel model(net, world);
+    for (int step = 0; step < 4; ++step) {
+      const auto scope = model.no_sync(step % 2 == 0);
+      EXPECT_EQ(model.reducer().is_paused(), step % 2 == 0);
+      (model(at::ones({64, 64})) * (r.id() + 1)).backward();
+      // 2 for each use, times rank + 1; with the second one the mean of both ranks, 1.5.
+      expect_equal(net->p.grad(), full(step % 2 == 0 ? 2 * (r.id() + 1) : 6, {64, 64}));
+      if (step % 2 != 0) net->zero_grad();
+    }
+    EXPECT_FALSE(model.reducer().is_paused());
+  });
+}
+
 // Weakness 8: reduce what was accumulated, with no further backward.
 TEST(DdpTest, SyncGradients) {
   for (const Mode& mode : modes()) {

@@ -156,7 +156,7 @@ TEST(ChangedModuleTest, ParameterGroups) {
 }
 
 // The check is in every forward. 1000 parameters in 500 modules; the limit is generous, the figure
-// is in docs/ddp.md.
+// is in docs/reference/ddp.md.
 TEST(ChangedModuleTest, CostsNearlyNothing) {
   run_ranks(1, [](Rank&, const ProcessGroup& world) {
     struct ManyImpl : torch::nn::Module {

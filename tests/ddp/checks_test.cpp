@@ -80,9 +80,8 @@ TEST(NonFiniteTest, OtherTypes) {
     const auto half = at::ones({4}, at::kHalf).requires_grad_();
     const auto wave = at::ones({2}, at::kComplexFloat).requires_grad_();
     const auto rows = at::ones({4, 2}).requires_grad_();
-    Reducer reducer(
-        {half, wave, rows}, world,
-        {.nonfinite = NonFinite::kRaise, .names = {"half", "wave", "rows"}, .sparse = {2}});
+    Reducer reducer({half, wave, rows}, world, {.nonfinite = NonFinite::kRaise},
+                    {.names = {"half", "wave", "rows"}, .sparse = {2}});
     const auto backward = [&](double a, double b, double c) {
       for (const auto& p : {half, wave, rows}) p.mutable_grad().reset();
       const auto row = at::embedding(rows, full(1, {1}, at::kLong), -1, false, true);
@@ -174,7 +173,7 @@ TEST(ReplicasTest, ByTheEnvironment) {
 TEST(SparseMetadataTest, OnlyValuesTravel) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     const auto table = at::ones({6, 2}).requires_grad_();
-    Reducer reducer({table}, world, {.names = {"table"}, .sparse = {0}});
+    Reducer reducer({table}, world, {}, {.names = {"table"}, .sparse = {0}});
     const auto backward = [&](std::vector<std::int64_t> rows) {
       table.mutable_grad().reset();
       const auto out = at::embedding(table, at::tensor(rows), -1, false, true).sum();
@@ -199,7 +198,7 @@ TEST(SparseMetadataTest, OnlyValuesTravel) {
     EXPECT_THAT(refused("tables", at::tensor({1})),
                 AllOf(HasSubstr("no sparse parameter "), HasSubstr("tables")));
     EXPECT_THAT(refused("table", at::tensor({6})), HasSubstr("has 6 rows"));
-    EXPECT_THAT(refused("table", at::ones({2})), HasSubstr("no list of integers"));
+    EXPECT_THAT(refused("table", at::ones({2})), HasSubstr("not a list of integers"));
   });
 }
 

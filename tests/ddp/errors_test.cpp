@@ -57,7 +57,7 @@ TEST(ConstructionTest, ArgumentsThatAreNone) {
       [](int rank, const ProcessGroup& world) {
         DistributedDataParallel model(Linear(2, 2), world, {.bucket_cap_mb = rank == 0 ? 25 : -1});
       },
-      "rank 1: a bucket cap of -1 MB");
+      "rank 1: the bucket cap must be > 0 MB, got -1");
 }
 
 // test_ddp_model_diff_shape_across_ranks, _diff_num_params_across_ranks

@@ -1,5 +1,5 @@
-// Mixed precision: beside a loop written by hand, and the rules of docs/ddp.md. (PyTorch has no
-// test of it on the CPU, where its own needs streams.)
+// Mixed precision: beside a loop written by hand, and the rules of docs/reference/ddp.md. (PyTorch
+// has no test of it on the CPU, where its own needs streams.)
 #include <sstream>
 
 #include "convoy/optimizer_in_backward.h"
@@ -384,7 +384,7 @@ TEST(MixedPrecisionTest, WhatItRefuses) {
       return text_of([&] { DistributedDataParallel(net, world, with(mixed)); });
     };
     EXPECT_THAT(text({.param_dtype = at::kInt}),
-                AllOf(HasSubstr("param_dtype is Int"), HasSubstr("no floating-point type")));
+                AllOf(HasSubstr("param_dtype is Int"), HasSubstr("not a floating-point type")));
     EXPECT_THAT(text({.reduce_dtype = at::kComplexFloat}), HasSubstr("reduce_dtype"));
     EXPECT_THAT(text({.reduce_dtype = r.id() == 0 ? at::kHalf : at::kBFloat16}),
                 HasSubstr("reduce_dtype"));

@@ -7,6 +7,7 @@
 namespace convoy::test {
 namespace {
 
+using testing::HasSubstr;
 using torch::nn::Linear;
 
 // --- buffers ---
@@ -337,7 +338,7 @@ TEST(DdpTest, DistributedSampler) {
 TEST(ReducerTest, AListOfParameters) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     auto a = at::ones({3}).requires_grad_(), b = at::ones({2}, at::kDouble).requires_grad_();
-    Reducer reducer({a, b}, world, {.names = {"a", "b"}});
+    Reducer reducer({a, b}, world, {}, {.names = {"a", "b"}});
     for (int step = 0; step < 3; ++step) {
       for (auto& p : {a, b}) p.mutable_grad().reset();
       const auto out = reducer.prepare_for_backward({(a * (r.id() + 1)).sum(), b.sum()});
@@ -353,6 +354,25 @@ TEST(ReducerTest, AListOfParameters) {
 }
 
 // Hooks go with the reducer: the module can be wrapped again, and graphs that remain are harmless.
+TEST(ReducerTest, OptionsThatNeedAModule) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    const auto a = at::ones({3}).requires_grad_();
+    const auto refused = [&](const DdpOptions& options) {
+      return text_of([&] { Reducer({a}, world, options); });
+    };
+    EXPECT_THAT(refused({.ignore = {"a"}}), HasSubstr("option ignore needs a module"));
+    EXPECT_THAT(refused({.delay_all_reduce_named_params = {"a"}}), HasSubstr("needs a module"));
+    EXPECT_THAT(refused({.parameter_groups = {{{"a"}, world}}}), HasSubstr("needs a module"));
+    EXPECT_THAT(refused({.mixed_precision = MixedPrecision{.buffer_dtype = at::kHalf}}),
+                HasSubstr("needs a module"));
+    // What is reduced, but not what is computed.
+    Reducer reducer({a}, world, {.mixed_precision = MixedPrecision{.reduce_dtype = at::kBFloat16}});
+    const auto out = reducer.prepare_for_backward({a * (r.id() == 0 ? 1.0009765625 : 1)})[0];
+    out.sum().backward();
+    expect_equal(a.grad(), at::ones({3}));  // 1.0009765625 is 1 in this type
+  });
+}
+
 TEST(ReducerTest, WrappedAgain) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     SharedWeight net;

@@ -529,7 +529,7 @@ TEST(DisagreementTest, ABatchFewer) {
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / 1ns; }
 
 // Survivors wait in a backward for a rank that is killed. CONVOY_DETECTIONS=100 prints how soon
-// they know, after so many kills: docs/reliability.md has the figures.
+// they know, after so many kills: docs/reference/reliability.md has the figures.
 TEST(DetectionTest, InBackward) {
   const char* const asked = std::getenv("CONVOY_DETECTIONS");
   const int kills = asked ? std::atoi(asked) : 2;

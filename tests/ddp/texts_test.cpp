@@ -219,7 +219,9 @@ TEST(TextsTest, Models) {
          {"no parameters", [&] { Reducer({}, group); }},
          {"undefined parameters", [&] { Reducer({at::Tensor()}, group); }},
          {"names",
-          [&] { Reducer({at::ones({1}).requires_grad_()}, group, {.names = {"a", "b"}}); }},
+          [&] { Reducer({at::ones({1}).requires_grad_()}, group, {}, {.names = {"a", "b"}}); }},
+         {"options of a module",
+          [&] { Reducer({at::ones({1}).requires_grad_()}, group, {.ignore = {"a"}}); }},
          {"hook", [&] { model.register_comm_hook(nullptr); }},
          {"late hook", [&] { begun.register_comm_hook(hooks::all_reduce); }},
          {"buffer hook", [&] { model.register_buffer_hook(nullptr); }},
@@ -275,10 +277,10 @@ TEST(TextsTest, ManyRanksAreOnePhrase) {
     const auto text = text_of([&] {
       DistributedDataParallel model(Linear(2, 2), group, {.bucket_cap_mb = r.id() == 3 ? 25 : -1});
     });
-    EXPECT_THAT(text, HasSubstr("ranks 0, 1, 2, 4 and 5: a bucket cap of -1 MB"));
+    EXPECT_THAT(text, HasSubstr("ranks 0, 1, 2, 4 and 5: the bucket cap must be > 0 MB, got -1"));
     const auto all =
         text_of([&] { DistributedDataParallel model(Linear(2, 2), group, {.bucket_cap_mb = -1}); });
-    EXPECT_THAT(all, HasSubstr("ranks 0 to 5: a bucket cap of -1 MB"));
+    EXPECT_THAT(all, HasSubstr("ranks 0 to 5: the bucket cap must be > 0 MB, got -1"));
   });
 }
 

@@ -77,19 +77,19 @@ void run_queue(const Turn& turn) {
   });
 }
 
-std::vector<NamedTensor> weights(int version) {
+std::vector<share::NamedTensor> weights(int version) {
   return {{"a", filled(1000, version)}, {"b", filled(70'000, version)}};
 }
 
 void run_published(const Turn& turn) {
   meet_by_channel(turn, [&](const share::Channel& channel) {
     if (turn.rank == 0) {
-      const PublishedTensors published(weights(1), {});
+      const share::PublishedTensors published(weights(1), {});
       channel.send({published.handle()}, turn.deadline);
       for (int version = 2; version < 6; ++version) published.publish(weights(version));
       channel.receive_message(turn.deadline);
     } else {
-      const auto published = PublishedTensors::open(channel.receive(turn.deadline));
+      const auto published = share::PublishedTensors::open(channel.receive(turn.deadline));
       std::uint64_t seen = 0;
       while (seen < 5) {
         const auto snapshot = published.read_newer(seen, turn.deadline);

@@ -97,7 +97,7 @@ void write_letter(Input& input, RingLayout& layout) {
   std::vector<std::byte> entry(sizeof(LetterEntry) + padded(head.size()));
   LetterEntry first{.bytes = 0,
                     .kind = static_cast<std::uint16_t>(input.number(1)),
-                    .flags = static_cast<std::uint8_t>(input.number(1) % 2),
+                    .flags = static_cast<std::uint8_t>(input.number(1) % 4),
                     .zero = 0,
                     .head_bytes = static_cast<std::uint32_t>(head.size()),
                     .pieces = static_cast<std::uint16_t>(pieces),
@@ -174,7 +174,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::byte> memory(5000);
   const transport::Piece pieces[] = {{memory}};
   while (!input.empty() && !victim.lost_it) {
-    switch (input.number(1) % 7) {
+    switch (input.number(1) % 8) {
       case 0: {
         const int fds[] = {-1, ring.fd(), bell_fd.get(), segment.fd(), plain.get()};
         const int fd = fds[input.number(1) % 5];
@@ -199,6 +199,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 6:
         if (victim.attacker) victim.attacker->try_send({.pieces = pieces});
         break;
+      case 7: {  // how much of a letter that streams is there
+        const std::size_t at = input.number(2) % segment.size() / 8 * 8;
+        const std::uint64_t ready = input.number(3);
+        reinterpret_cast<std::atomic<std::uint64_t>*>(segment.data() + at)->store(ready);
+        break;
+      }
     }
     poll();
   }

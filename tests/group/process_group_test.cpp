@@ -88,6 +88,10 @@ TEST_P(ProcessGroupTest, Basics) {
                   {.root = 0});
     expect_equal(part, full(5 + r.id(), {2}));
     group.barrier({.timeout = 20s});
+    group.barrier({.timeout = Deadline::after(20s)});
+    group.barrier({.timeout = Deadline::never()});
+    EXPECT_THAT(text_of([&] { group.barrier({.timeout = 0s}); }), HasSubstr("must be > 0 ms"));
+    EXPECT_THAT(text_of([&] { group.recv(tensor, 0, {.timeout = -5ms}); }), HasSubstr("got -5"));
     group.barrier_async().wait();
     group.set_timeout(25s);
     EXPECT_EQ(group.timeout(), 25s);

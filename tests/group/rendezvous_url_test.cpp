@@ -57,9 +57,9 @@ TEST(RendezvousUrlTest, SaysWhatIsWrong) {
       {"tcp://host:65536", "from 1 to 65535"},
       {"tcp://host:12x", "from 1 to 65535"},
       {"tcp://host:", "from 1 to 65535"},
-      {"tcp://host:1?rank=one", "rank is no number: 'one'"},
-      {"tcp://host:1?rank=", "rank is no number"},
-      {"tcp://host:1?rank", "rank is no number"},
+      {"tcp://host:1?rank=one", "rank is not a number: 'one'"},
+      {"tcp://host:1?rank=", "rank is not a number"},
+      {"tcp://host:1?rank", "rank is not a number"},
       {"tcp://host:1?size=2", "Known: rank, world_size"},
       {"tcp://host:1?rank=0&rank=1", "rank is given twice"},
   };

@@ -139,7 +139,7 @@ TEST(Options, EachMistakeGetsALineThatHelps) {
       {{"run", "-n2", "--env", "NAME", "p"}, "--env 'NAME' is not NAME=VALUE"},
       {{"run", "-n2", "--env", "=x", "p"}, "--env '=x' is not NAME=VALUE"},
       {{"run", "-n2", "--env", "RANK=1", "p"}, "the launcher sets this variable"},
-      {{"run", "-n2", "--job-id", "a/b", "p"}, "--job-id 'a/b' is no name for a job"},
+      {{"run", "-n2", "--job-id", "a/b", "p"}, "--job-id 'a/b' is not a valid job name"},
       {{"doctor", "now"}, "'now' is too much"},
       {{"doctor", "--jsn"}, "did you mean '--json'?"},
       {{"record", "--json"}, "of which job?"},

@@ -12,6 +12,10 @@
  * What was sent stays sent: it may be taken at any time, again as often as DUPS allows, and never, until nothing
  * else can happen (that is what retrying comes to). Nothing is in order.
  *
+ * With -DLINEAGE messages have said what they depend on: nobody is asked. (2 needs the gradient of 3, too, then: worker 2
+ * must run before the root sends it anything.) The root tells each worker its part, with
+ * the first gradient that it sends there itself, or when it waits; gradients that come before that are held.
+ *
  * With -DFAIL a node may fail on any worker, with -DDEADLINE the root's time may be over, with -DCRASH worker 1 or 2
  * may crash, each at any time before the root has decided.
  *
@@ -23,7 +27,9 @@
  * answered. NO_CACHE: a question that comes again is answered with what is new then. NO_DEDUPE: a gradient that
  * comes twice passes two gates. GATE_ORDER: gates wait for their gradients in a fixed order. ALL_SENDS: sends that
  * nobody asks for are waited for, too (FAST). COMMIT_AT_DONE: a worker's gradients count when it is done.
- * NO_TOMBSTONE: what comes after the end of a pass begins it again. NO_ABORT: only the root stops.
+ * NO_TOMBSTONE: what comes after the end of a pass begins it again. NO_ABORT: only the root stops. With LINEAGE:
+ * NO_HOLD: a gradient that comes before a worker's part starts it. NO_FLUSH: the root does not tell parts when it waits.
+ * PLAN_AGAIN: a part that comes again begins the pass again. WRONG_LINEAGE: a message did not say all, and nobody counts.
  */
 #define N 3
 #ifndef DUPS
@@ -51,6 +57,8 @@ byte came;          /* those that were taken */
 byte inbox[6];
 byte passed;        /* gates */
 bool running[N], done[N], committed[N], ended[N], stopped[N], crashed[N];
+byte plan_gone, plan_came;  /* parts, by worker */
+byte rides;                 /* gradients that have a part with them */
 byte dups = DUPS;
 bool may_fail = true, may_crash = true;
 
@@ -59,7 +67,12 @@ bool may_fail = true, may_crash = true;
 #define DECIDED (decided_commit || decided_abort)
 
 /* What a pair's gradient is made of has run. */
-#define READY(p) (p == 0 -> running[0] : (p == 1 || p == 2 -> HAS(passed, 0) : (p == 3 -> HAS(passed, 1) : running[0] && HAS(passed, 2))))
+#ifdef LINEAGE
+#define READY2 (HAS(passed, 0) && HAS(passed, 3))
+#else
+#define READY2 HAS(passed, 0)
+#endif
+#define READY(p) (p == 0 -> running[0] : (p == 1 -> HAS(passed, 0) : (p == 2 -> READY2 : (p == 3 -> HAS(passed, 1) : running[0] && HAS(passed, 2)))))
 
 /* w has sent p: what is new that it leads to. */
 inline expand(w, p) {
@@ -107,20 +120,61 @@ inline take_question(w, p) {
   fi
 }
 
+/* All that w has sent and got, of what the loss depends on. */
+inline know_plan(w) {
+  if
+  :: w == 1 ->
+#ifdef WRONG_LINEAGE
+     awaited[1] = BIT(0);
+#else
+     awaited[1] = BIT(0) | BIT(3);
+#endif
+     w_reached[1] = BIT(1) | BIT(2)
+  :: w == 2 -> awaited[2] = BIT(1) | BIT(4); w_reached[2] = BIT(3)
+  fi
+}
+
+inline take_plan(w) {
+  if
+#ifdef PLAN_AGAIN
+  :: !crashed[w] && (ended[w] || done[w]) -> ended[w] = false; done[w] = false; stopped[w] = false; running[w] = true; know_plan(w)
+#endif
+  :: OPEN(w) && !running[w] && !done[w] ->
+     know_plan(w);
+     /* What was held. */
+     if
+     :: (w == 1 && inbox[0] + inbox[3] > 0) || (w == 2 && inbox[1] + inbox[4] > 0) -> running[w] = true
+     :: else
+     fi
+  :: else
+  fi;
+  plan_came = plan_came | BIT(w)
+}
+
 inline take_gradient(w, p) {
   if
   :: HAS(came, p) -> dups--
   :: else
   fi;
   if
+  :: HAS(rides, p) -> take_plan(w)
+  :: else
+  fi;
+  if
   :: OPEN(w) && !done[w] ->
-     assert(HAS(awaited[w], p));
      if
-     :: !running[w] ->
-        /* Its walk must be complete. */
-        assert((reached & ~answered) == 0);
-        running[w] = true
-     :: else
+#if defined(LINEAGE) && !defined(NO_HOLD)
+     :: w != 0 && !HAS(plan_came, w) -> skip  /* it waits for w's part */
+#endif
+     :: else ->
+        assert(HAS(awaited[w], p));
+        if
+        :: !running[w] ->
+           /* Its walk must be complete. */
+           assert((reached & ~answered) == 0);
+           running[w] = true
+        :: else
+        fi
      fi;
 #ifdef NO_DEDUPE
      inbox[p]++
@@ -135,6 +189,16 @@ inline take_gradient(w, p) {
   came = came | BIT(p)
 }
 
+inline fire(w, p) {
+  fired = fired | BIT(p);
+#ifdef LINEAGE
+  if
+  :: w == 0 && !HAS(plan_gone, SENDER(p)) -> plan_gone = plan_gone | BIT(SENDER(p)); rides = rides | BIT(p)
+  :: else
+  fi
+#endif
+}
+
 inline pass_gate(w, p) {
   inbox[p]--;
   assert(!HAS(passed, p));  /* each once */
@@ -145,8 +209,11 @@ inline pass_gate(w, p) {
 #define QUESTION(w, p) atomic { HAS(asked, p) && !crashed[w] && (!HAS(questions, p) || dups > 0) -> take_question(w, p) }
 #define ANSWER(w, p) atomic { !discovered && !DECIDED && HAS(questions, p) && HAS(asked, p) && !HAS(answered, p) && OPEN(w) -> \
   answered = answered | BIT(p); reached = reached | answer[p] }
-#define FIRE(w, p) atomic { running[w] && OPEN(w) && HAS(w_reached[w], p) && !HAS(fired, p) && READY(p) -> fired = fired | BIT(p) }
+#define FIRE(w, p) atomic { running[w] && OPEN(w) && HAS(w_reached[w], p) && !HAS(fired, p) && READY(p) -> fire(w, p) }
 #define GRADIENT(w, p) atomic { HAS(fired, p) && !crashed[w] && (!HAS(came, p) || dups > 0) -> take_gradient(w, p) }
+#define PLAN_ALONE(w) (HAS(plan_gone, w) && !(w == 1 && HAS(rides, 0)) && !(w == 2 && HAS(rides, 4)))
+#define PLAN(w) atomic { PLAN_ALONE(w) && !crashed[w] && (!HAS(plan_came, w) || dups > 0) -> \
+  if :: HAS(plan_came, w) -> dups-- :: else fi; take_plan(w) }
 #ifdef GATE_ORDER
 /* Worker 1's first gate is for 3, which depends on 0. */
 #define GATE(w, p) atomic { inbox[p] > 0 && running[w] && OPEN(w) && (p != 0 || HAS(passed, 3)) -> pass_gate(w, p) }
@@ -167,7 +234,12 @@ inline pass_gate(w, p) {
 
 active proctype World() {
   /* The root walks from the loss. */
+#ifdef LINEAGE
+  atomic { reached = 31; asked = 31; answered = 31; questions = 31; discovered = true; w_reached[0] = BIT(0) | BIT(4);
+    awaited[0] = BIT(2); running[0] = true };
+#else
   atomic { reached = BIT(0) | BIT(4); w_reached[0] = reached };
+#endif
   do
   :: ASK(0) :: ASK(1) :: ASK(2) :: ASK(3) :: ASK(4)
   :: QUESTION(1, 0) :: QUESTION(2, 1) :: QUESTION(1, 3) :: QUESTION(2, 4)
@@ -176,6 +248,13 @@ active proctype World() {
   :: atomic { !discovered && !DECIDED && (reached & ~asked) == 0 -> discovered = true; running[0] = true }
 #else
   :: atomic { !discovered && !DECIDED && (reached & ~answered) == 0 -> discovered = true; running[0] = true }
+#endif
+#ifdef LINEAGE
+#ifndef NO_FLUSH
+  /* It waits at its gate: whoever has no part yet gets it now. */
+  :: atomic { running[0] && OPEN(0) && HAS(fired, 0) && inbox[2] == 0 && !HAS(passed, 2) && plan_gone != 6 -> plan_gone = 6 }
+#endif
+  :: PLAN(1) :: PLAN(2)
 #endif
   :: FIRE(0, 0) :: FIRE(1, 1) :: FIRE(1, 2) :: FIRE(2, 3) :: FIRE(0, 4)
   :: GRADIENT(1, 0) :: GRADIENT(2, 1) :: GRADIENT(0, 2) :: GRADIENT(1, 3) :: GRADIENT(2, 4)

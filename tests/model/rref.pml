@@ -8,7 +8,7 @@
  * Checked: the value is not freed while C refers to it, unless A crashed before O knew of C. When nothing can happen
  * any more, the value is gone, O has no forks, nobody waits: for a confirmation, an answer, or the end of a passage.
  *
- * Mutations, each of which must fail (tools/verify), by the hole of PyTorch's protocol that they open (docs/rref.md):
+ * Mutations, each of which must fail (tools/verify), by the hole of PyTorch's protocol that they open (docs/reference/rref.md):
  * NO_DEDUPE (H1): a question may be taken again. NO_TOMBSTONE (H2): a creation is begun although its creator has
  * given up. NO_DELETED (H3): who asks for a value that was deleted waits. STAYS_PENDING (H4): a creation that fails
  * stays under way. NO_CLOSE (H5): what became of a reference in a call that was given up is not asked. NO_LOST (H6):

@@ -108,10 +108,11 @@ TEST(OptimizerInBackwardTest, EqualsItsKernelToTheBit) {
       const auto parameters = separate->parameters();
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         const AdamStep rule{.lr = 0.03, .weight_decay = 1e-2, .number = step + 1};
-        const AdamMemory<float> memory{
-            parameters[i].data_ptr<float>(), parameters[i].grad().data_ptr<float>(),
-            means[i].data_ptr<float>(), squares[i].data_ptr<float>(), nullptr};
-        adam_step(rule, memory, static_cast<std::size_t>(parameters[i].numel()));
+        const RuleMemory<float> memory{
+            parameters[i].data_ptr<float>(),
+            parameters[i].grad().data_ptr<float>(),
+            {means[i].data_ptr<float>(), squares[i].data_ptr<float>(), nullptr}};
+        rule_step(rule, memory, static_cast<std::size_t>(parameters[i].numel()));
       }
       const auto mine = fused->parameters();
       for (std::size_t i = 0; i < mine.size(); ++i) expect_equal(mine[i], parameters[i]);
@@ -435,7 +436,7 @@ TEST(OptimizerInBackwardTest, WhatItRefuses) {
     };
     const auto p = net->parameters()[0];
     EXPECT_THAT(groups({}), HasSubstr("there is no parameter"));
-    EXPECT_THAT(groups({{{at::ones({2})}, Sgd{}}}), HasSubstr("no parameter of the reducer"));
+    EXPECT_THAT(groups({{{at::ones({2})}, Sgd{}}}), HasSubstr("not a parameter of the reducer"));
     EXPECT_THAT(groups({{{p}, Sgd{}}, {{p}, Sgd{}}}), HasSubstr("in two groups"));
 
     OptimizerInBackward fine(model.reducer(), {{{p}, Sgd{}}});

@@ -26,13 +26,11 @@ TEST(OptimizerKernelsTest, EveryLength) {
       };
       const auto p = make(1), g = make(2), m = make(3);
       const auto p0 = p.to(at::kDouble), g0 = g.to(at::kDouble), m0 = m.to(at::kDouble);
-      sgd_step({.lr = 0.1,
-                .momentum = 0.9,
-                .dampening = 0.5,
-                .weight_decay = 0.2,
-                .gradient_scale = 0.3},
-               p.data_ptr<float>(), g.data_ptr<float>(), m.data_ptr<float>(),
-               static_cast<std::size_t>(n));
+      const SgdStep step{
+          .lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.2, .gradient_scale = 0.3};
+      const RuleMemory<float> memory{
+          p.data_ptr<float>(), g.data_ptr<float>(), {m.data_ptr<float>()}};
+      rule_step(step, memory, static_cast<std::size_t>(n));
       const auto change = g0 * 0.3 + 0.2 * p0, moved = 0.9 * m0 + 0.5 * change;
       EXPECT_TRUE(at::allclose(m.to(at::kDouble), moved, 1e-5, 1e-6));
       EXPECT_TRUE(at::allclose(p.to(at::kDouble), p0 - 0.1 * moved, 1e-5, 1e-6));
@@ -265,7 +263,8 @@ TEST(OptimizerKernelsTest, StatesThatARuleDoesNotUseStay) {
   constexpr std::size_t kCount = 40;
   std::vector<float> parameter(kCount, 1), gradient(kCount, 1);
   std::uint64_t word = CommitWord::kWhole;
-  sgd_step({.lr = 0.1}, parameter.data(), gradient.data(), nullptr, kCount, {.word = &word});
+  const RuleMemory<float> memory{parameter.data(), gradient.data(), {}, {.word = &word}};
+  rule_step(SgdStep{.lr = 0.1}, memory, kCount);
   EXPECT_EQ(CommitWord::numbers_of(word), kCount);
   for (std::size_t k = 0; k < kMostStates; ++k) EXPECT_FALSE(CommitWord::is_changing(word, k));
 }

@@ -200,7 +200,7 @@ TEST(ShardedOptimizerTest, WhatItRefuses) {
     EXPECT_THAT(text(all, optim::SGDOptions(r.id() + 1), {}), HasSubstr("group 0: SGD, lr 2"));
     EXPECT_THAT(text({one, one}, optim::SGDOptions(1), {}), HasSubstr("in two groups"));
     EXPECT_THAT(text({optim::OptimizerParamGroup({at::ones({2})})}, optim::SGDOptions(1), {}),
-                HasSubstr("no parameter of the reducer"));
+                HasSubstr("not a parameter of the reducer"));
     EXPECT_THAT(text(all, optim::SGDOptions(1), {.max_norm = -1}), HasSubstr("a largest norm"));
     {
       ShardedOptimizer<optim::SGD> first(model.reducer(), {one}, 0.1, {.in_backward = true});

@@ -453,7 +453,7 @@ def mixed_precision():
         expect_error("no members", lambda: convoy.DistributedDataParallel(Strange(), mixed_precision=given)(batch()))
     expect_error("keep_low_precision_grads", lambda: convoy.DistributedDataParallel(
         nn.Linear(6, 2), mixed_precision=fsdp.MixedPrecision(half, keep_low_precision_grads=True)))
-    expect_error("no floating-point type", lambda: convoy.DistributedDataParallel(
+    expect_error("not a floating-point type", lambda: convoy.DistributedDataParallel(
         nn.Linear(6, 2), mixed_precision=convoy.MixedPrecision(torch.int32)))
 
 

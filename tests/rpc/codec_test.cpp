@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "convoy/detail/rpc_signature.h"
 #include "convoy/error.h"
 #include "convoy/rpc_values.h"
 #include "convoy/share.h"

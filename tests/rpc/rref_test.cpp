@@ -108,6 +108,20 @@ std::shared_ptr<Both> make_both(bool more) {
 }
 CONVOY_RPC(make_both);
 
+// One object held by two of its bases, in which another one is at different places.
+struct FirstHalf : Numbered {
+  FirstHalf() { number = 1; }
+  virtual ~FirstHalf() = default;
+};
+struct Padding {
+  std::int64_t padding[4] = {};
+};
+struct SecondHalf : Padding, Numbered {
+  SecondHalf() { number = 2; }
+  virtual ~SecondHalf() = default;
+};
+struct Whole final : FirstHalf, SecondHalf {};
+
 struct LayerImpl : torch::nn::Module {
   explicit LayerImpl(double by) { weight = register_parameter("weight", torch::full({2}, by)); }
   at::Tensor forward(const at::Tensor& x) { return x * weight; }
@@ -557,6 +571,15 @@ TEST(RRefTest, AfterShutdown) {  // test_use_rref_after_shutdown
   });
 }
 
+TEST(RRefTest, ObjectsHeldByDifferentBases) {
+  detail::HeldValueOf<std::shared_ptr<FirstHalf>> first(std::make_shared<Whole>());
+  detail::HeldValueOf<std::shared_ptr<SecondHalf>> second(std::make_shared<Whole>());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(detail::object_in<Numbered>(first).number, 1);
+    EXPECT_EQ(detail::object_in<Numbered>(second).number, 2);
+  }
+}
+
 TEST(RRefTest, ParameterServer) {  // test_my_parameter_server
   run_workers(4, [](Session& rpc, int rank) {
     if (rank != 0) return;
@@ -618,6 +641,17 @@ TEST(RRefTest, CountersAndReports) {  // _rref_context_get_debug_info
   });
 }
 
+// The future needs no reference.
+TEST(RRefTest, CreatedWithoutAReference) {
+  run_workers(3, [](Session& rpc, int rank) {
+    if (rank != 0) return;
+    for (int i = 0; i < 100; ++i) {
+      rpc.remote<my_function>("worker1", 1, 1, 1).created().wait();
+      rpc.rpc_sync<nested_rrefs>("worker1", "worker2").front().created().wait();
+    }
+  });
+}
+
 // A reference whose owner is killed.
 TEST(RRefTest, OwnerIsKilled) {
   RankGroup group(3, RankMode::kProcesses);
@@ -669,7 +703,11 @@ TEST(RRefTest, RemoteModules) {
     EXPECT_TRUE(torch::equal(net(x), here->forward(x)));
 
     const auto parameters = net.named_parameters();
-    EXPECT_EQ(net.parameters().size(), 2u);
+    // In the module's order.
+    const auto in_order = net.parameters();
+    ASSERT_EQ(in_order.size(), 2u);
+    EXPECT_TRUE(torch::equal(in_order[0].to_here(), state.at("linear.weight")));
+    EXPECT_TRUE(torch::equal(in_order[1].to_here(), state.at("linear.bias")));
     rpc.rpc_sync<update_parameter>(1 - rank, parameters.at("linear.weight"), 0.5);
     EXPECT_TRUE(torch::equal(net.state().at("linear.weight"), torch::full({2, 3}, 0.5)));
 
@@ -682,190 +720,6 @@ TEST(RRefTest, RemoteModules) {
     expect_error(ErrorKind::kRemote, "counter", [&] { net.load_state(state); });
     EXPECT_EQ(net.reference().owner().rank, 1 - rank);
   });
-}
-
-// --- Workers that come and go -----------------------------------------------------------------
-
-Session join_as(const std::shared_ptr<Store>& store, const std::string& name) {
-  return Session({.name = name, .store = store, .members = Members::kComeAndGo});
-}
-
-std::vector<std::string> names_of(const std::vector<WorkerInfo>& workers) {
-  std::vector<std::string> names;
-  for (const auto& worker : workers) names.push_back(worker.name);
-  return names;
-}
-
-TEST(RRefTest, WorkersComeAndGo) {  // test_dynamic_rpc_*
-  const auto store = make_local_store();
-  Session first = join_as(store, "the-first");
-  std::mutex mutex;
-  std::vector<View> seen;
-  const View before = first.on_change([&](const View& view) {
-    const std::scoped_lock lock(mutex);
-    seen.push_back(view);
-  });
-  EXPECT_EQ(names_of(before.workers), (std::vector<std::string>{"the-first"}));
-  {
-    Session second = join_as(store, "a-second");
-    EXPECT_EQ(second.rpc_sync<my_function>("the-first", 1, 1, 0), 2);
-    // It has come a moment ago.
-    EXPECT_EQ(first.rpc_sync<my_function>("a-second", 1, 1, 0), 2);
-    Session third = join_as(store, "third:0");
-    EXPECT_EQ(first.rpc_sync<my_function>("third:0", 2, 1, 0), 3);
-    EXPECT_EQ(second.rpc_sync<my_function>("third:0", 2, 1, 1), 4);
-    EXPECT_EQ(third.rpc_sync<my_function>(second.worker_info(), 2, 1, 2), 5);
-    EXPECT_EQ(names_of(third.workers()),
-              (std::vector<std::string>{"the-first", "a-second", "third:0"}));
-    // References go around, too.
-    EXPECT_EQ(third.rpc_sync<add_to_reference>("a-second", third.rref(1), 1), 2);
-    second.shutdown();
-    third.shutdown();
-  }
-  EXPECT_TRUE(soon([&] { return first.view().workers.size() == 1; }));
-  EXPECT_EQ(first.view().version, 5u);
-  EXPECT_TRUE(soon([&] {
-    const std::scoped_lock lock(mutex);
-    return seen.size() == 4;
-  }));
-  std::vector<std::string> joined, left;
-  for (std::size_t i = 0; i < seen.size(); ++i) {
-    EXPECT_EQ(seen[i].version, before.version + 1 + i);
-    for (const auto& name : names_of(seen[i].joined)) joined.push_back(name);
-    for (const auto& name : names_of(seen[i].left)) left.push_back(name);
-  }
-  EXPECT_EQ(joined, (std::vector<std::string>{"a-second", "third:0"}));
-  EXPECT_EQ(left, (std::vector<std::string>{"a-second", "third:0"}));
-  expect_error(ErrorKind::kPeerLost, "a-second",
-               [&] { first.rpc_sync<my_function>("a-second", 1, 1, 1); });
-  first.shutdown();
-}
-
-TEST(RRefTest, NamesOfThoseWhoAreThereAreUnique) {
-  const auto store = make_local_store();
-  Session first = join_as(store, "same");
-  expect_error(ErrorKind::kInvalidArgument, "is not unique", [&] { join_as(store, "same"); });
-  // test_dynamic_and_static_init_rpc_together
-  expect_error(ErrorKind::kInvalidArgument, "members",
-               [&] { Session({.rank = 0, .size = 1, .store = store}); });
-  first.shutdown();
-  Session again = join_as(store, "same");
-  EXPECT_EQ(again.worker_info().rank, 1);
-  again.shutdown();
-}
-
-// A loss that is found while changes are read ends calls, and their callbacks may want to read
-// changes, too.
-TEST(RRefTest, CallbacksOfCallsToTheLostCallByName) {
-  rref_gate().set(false);
-  const auto store = make_local_store();
-  Session first = join_as(store, "first");
-  Session second = join_as(store, "second");
-  const auto call = first.rpc_async<slow_function>("second", 1);
-  const auto after = call.then([&](const Future<int>&) {
-    expect_error(ErrorKind::kPeerLost, "second",
-                 [&] { first.rpc_sync<my_function>("second", 1, 1, 1); });
-    return 7;
-  });
-  // Somebody else has lost it.
-  std::string event;
-  WireWriter writer(event);
-  writer.put<std::uint8_t>(3);
-  writer.put<std::uint32_t>(1);
-  writer.put_sized<std::uint16_t>("");
-  writer.put_sized<std::uint32_t>("");
-  with_prefix(store, "convoy/rpc/open")->set("event/3", event);
-  expect_error(ErrorKind::kInvalidArgument, "nobody",
-               [&] { first.rpc_sync<my_function>("nobody", 1, 1, 1); });
-  EXPECT_EQ(after.wait(), 7);
-  EXPECT_EQ(names_of(first.view().workers), (std::vector<std::string>{"first"}));
-  rref_gate().set(true);
-  second.shutdown({.graceful = false, .ignore_leaks = true});
-  first.shutdown({.graceful = false, .ignore_leaks = true});
-}
-
-TEST(RRefTest, ListenersThatThrow) {
-  const auto store = make_local_store();
-  std::atomic<int> told{0};
-  std::atomic<int> lost{0};
-  Session first = join_as(store, "first");
-  const auto fail_lost = [&](const Error&) {
-    ++lost;
-    throw std::runtime_error("of a reference");
-  };
-  first.on_change([&](const View&) {
-    ++told;
-    throw std::runtime_error("of a view");
-  });
-  Session second = join_as(store, "second");
-  first.wait_for("second", 30s);
-  const auto value = first.remote<my_function>("second", 1, 1, 1);
-  value.created().wait();
-  value.on_lost(fail_lost);
-  first.on_lost("second", [&](const WorkerInfo&, const Error&) {
-    ++told;
-    throw 7;  // NOLINT(hicpp-exception-baseclass)
-  });
-  second.shutdown({.graceful = false, .ignore_leaks = true});
-  EXPECT_TRUE(soon([&] { return told == 3 && lost == 1; }));
-  // At the end of the session.
-  Session third = join_as(store, "third");
-  first.wait_for("third", 30s);
-  const auto last = first.remote<my_function>("third", 1, 1, 1);
-  last.created().wait();
-  EXPECT_TRUE(soon([&] { return told == 4; }));
-  last.on_lost(fail_lost);
-  first.shutdown({.graceful = false, .ignore_leaks = true});
-  EXPECT_TRUE(soon([&] { return lost == 2; }));
-  third.shutdown({.graceful = false, .ignore_leaks = true});
-}
-
-// A worker that is killed and comes back under its name is another one: references to what the
-// first one had fail, and calls by name find the new one.
-TEST(RRefTest, RestartedWorker) {
-  RankGroup group(3, RankMode::kProcesses);
-  group.start([](Rank& r) {
-    if (r.id() == 1) {
-      Session rpc = join_as(r.store(), "worker");
-      r.mark("ready");
-      r.wait_for("never");
-      return;
-    }
-    if (r.id() == 2) {
-      r.wait_for("killed");
-      Session rpc = join_as(r.store(), "worker");
-      r.mark("again");
-      r.wait_for("end");
-      rpc.shutdown({.graceful = false, .ignore_leaks = true});
-      return;
-    }
-    Session rpc = join_as(r.store(), "keeper");
-    const auto old = rpc.wait_for("worker", 30s);
-    const auto value = rpc.remote<my_function>("worker", 1, 1, 1);
-    EXPECT_EQ(value.to_here(), 3);
-    std::atomic<bool> lost{false};
-    rpc.on_lost(old, [&](const WorkerInfo&, const Error&) { lost = true; });
-    r.mark("ready");
-    r.wait_for("again");
-    EXPECT_TRUE(soon([&] { return lost.load(); }));
-    EXPECT_EQ(rpc.rpc_sync<my_function>("worker", 1, 1, 2), 4);
-    EXPECT_NE(rpc.worker_info("worker").rank, old.rank);
-    expect_error(ErrorKind::kPeerLost, "worker", [&] { value.to_here(); });
-    expect_error(ErrorKind::kPeerLost, "worker", [&] { rpc.rpc_sync<my_function>(old, 1, 1, 1); });
-    EXPECT_EQ(rpc.remote<my_function>("worker", 1, 1, 3).to_here(), 5);
-    const auto view = rpc.view();
-    EXPECT_EQ(names_of(view.workers), (std::vector<std::string>{"keeper", "worker"}));
-    r.mark("checked");
-    rpc.shutdown({.graceful = false, .ignore_leaks = true});
-  });
-  group.wait_mark("ready", 0);
-  group.kill(1, SIGKILL);
-  group.post("killed");
-  group.wait_mark("again", 2);
-  group.post("again");
-  group.wait_mark("checked", 0);
-  group.post("end");
-  group.join();
 }
 
 struct RefNetImpl : torch::nn::Module {

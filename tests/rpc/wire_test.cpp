@@ -1,4 +1,4 @@
-// docs/wire.md shows the bytes that are sent.
+// docs/internals/wire.md shows the bytes that are sent.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

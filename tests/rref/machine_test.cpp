@@ -1,5 +1,5 @@
 // The protocol of references, step by step. H1 to H8 are the holes of PyTorch's that it closes: see
-// docs/rref.md.
+// docs/reference/rref.md.
 #include <gtest/gtest.h>
 
 #include "convoy/error.h"
@@ -181,7 +181,7 @@ TEST(RRefMachine, CreationOnOneselfThatFailsIsToldToOthers) {
   Told told;
   Told fetched;
   net[2].when_settled(*third, told.callback());
-  net[0].when_value(user->id, fetched.value_callback());
+  net[0].when_value(1, user->id, fetched.value_callback());
   net.settle();
   EXPECT_EQ(told.times + fetched.times, 0);
   net[0].creation_ended(*user, &kTimedOut);
@@ -223,7 +223,7 @@ TEST(RRefMachine, AFailedCreationIsToldWithItsText) {
   net[0].creation_ended(*user, nullptr);
   Entry* const third = net.passed(*user, 0, 2);
   Told told;
-  net[1].when_value(third->id, told.value_callback());
+  net[1].when_value(2, third->id, told.value_callback());
   net.pump();
   EXPECT_EQ(told.text(), "no such luck");
   net.drop(0, user);
@@ -297,7 +297,7 @@ TEST(RRefMachine, H2OthersHearThatTheCreationFailed) {
   Told fetched;
   net[2].when_settled(*second, told.callback());
   net.settle();
-  net[1].when_value(user->id, fetched.value_callback());
+  net[1].when_value(2, user->id, fetched.value_callback());
   net.settle();
   EXPECT_EQ(told.times + fetched.times, 0) << "the call may still come";
   EXPECT_EQ(net.watched.size(), 1u) << "its caller may be gone";
@@ -323,7 +323,7 @@ TEST(RRefMachine, H3FetchesAfterDeletionEndAtOnce) {
   net.drop(0, user);
   net.settle();
   Told told;
-  net[1].when_value(id, told.value_callback());
+  net[1].when_value(0, id, told.value_callback());
   net.pump();
   EXPECT_EQ(told.times, 1);
   EXPECT_NE(told.text().find("deleted"), std::string::npos) << told.text();
@@ -331,7 +331,7 @@ TEST(RRefMachine, H3FetchesAfterDeletionEndAtOnce) {
   Entry* const mine = net[1].make(net.value());
   const RRefId own = mine->id;
   net.drop(1, mine);
-  net[1].when_value(own, told.value_callback());
+  net[1].when_value(0, own, told.value_callback());
   net.pump();
   EXPECT_EQ(told.times, 2);
 }
@@ -340,7 +340,7 @@ TEST(RRefMachine, H3FetchesBeforeCreationWait) {
   Net net(2);
   Entry* const user = net[0].create(1);
   Told told;
-  net[1].when_value(user->id, told.value_callback());
+  net[1].when_value(0, user->id, told.value_callback());
   net.pump();
   EXPECT_EQ(told.times, 0);
   EXPECT_EQ(net[1].debug_info().num_pending_futures, 1u);
@@ -541,7 +541,7 @@ TEST(RRefMachine, H7ReferencesToAnOldIncarnationFail) {
   EXPECT_EQ(kind_of([&] { net[0].pass(*first, 2, std::nullopt); }), ErrorKind::kPeerLost);
   // Its values are not those of the new one.
   Told told;
-  net[1].when_value(first->id, told.value_callback());
+  net[1].when_value(0, first->id, told.value_callback());
   net.pump();
   EXPECT_EQ(told.times, 0) << "number 1 of worker 0 may still come";
   net[1].lost(0, net.incarnation(0), "killed");

@@ -441,13 +441,14 @@ class Node final : public transport::Inbox {
 
   void serve_fetch(Other& from, const CallFields& fields) {
     ++waits;
-    enter().when_value(fields.creation.id, [this, &from, number = fields.number](
-                                               const Value* value, const Failure* failure) {
+    const auto answer = [this, &from, number = fields.number](const Value* value,
+                                                              const Failure* failure) {
       --waits;
       const bool by_chance = failure && failure->text == "by chance";
       reply(from, number,
             value ? Answer::kGood : (by_chance ? Answer::kNoValue : Answer::kDeleted));
-    });
+    };
+    enter().when_value(from.worker, fields.creation.id, answer);
   }
 
   void hear_reply(Other& from, std::span<const std::byte> bytes) {

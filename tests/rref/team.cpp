@@ -112,7 +112,7 @@ void Worker::serve_keep(const RequestRef& request) {
 
 void Worker::serve_fetch(const RequestRef& request) {
   const auto id = from_text<RRefId>(request->body()).at(0);
-  refs_.when_value(id, [request](const Value* value, const Failure* failure) {
+  refs_.when_value(request->caller().id, id, [request](const Value* value, const Failure* failure) {
     if (failure) return refuse(*request, *failure);
     reply_text(*request, std::to_string(*static_cast<const int*>(value->object.get())));
   });

@@ -211,7 +211,7 @@ TEST_F(BookTest, ManyProcessesOneAfterAnother) {
 TEST_F(BookTest, MemoryThatIsNoBookIsRefused) {
   EXPECT_NO_THROW(Book::open(memory.data(), kBytes));
   const auto refused = [&](std::size_t bytes) {
-    expect_error(ErrorKind::kInvalidArgument, "no region",
+    expect_error(ErrorKind::kInvalidArgument, "not a region",
                  [&] { Book::open(memory.data(), bytes); });
   };
   refused(kBytes / 2);

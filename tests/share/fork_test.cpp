@@ -182,11 +182,11 @@ TEST_P(ForkTest, EventBarrierAndLock) {
 }
 
 TEST_P(ForkTest, Published) {
-  const PublishedTensors weights({{"w", filled(1)}}, {});
-  const Snapshot before = weights.read();
+  const share::PublishedTensors weights({{"w", filled(1)}}, {});
+  const share::Snapshot before = weights.read();
   in_child([&] {
     expect_error(ErrorKind::kUnsupported, "read() one in the child", [&] { (void)before["w"]; });
-    const Snapshot mine = weights.read();
+    const share::Snapshot mine = weights.read();
     EXPECT_TRUE(is_filled(mine["w"], 1));
     expect_error(ErrorKind::kInvalidArgument, "there is one writer",
                  [&] { weights.publish({{"w", filled(9)}}); });
@@ -196,7 +196,7 @@ TEST_P(ForkTest, Published) {
     const at::Tensor target = filled(0);
     EXPECT_EQ(weights.load_into({{"w", target}}), 1U);
     EXPECT_TRUE(is_filled(target, 1));
-    const PublishedTensors own({{"w", filled(2)}}, {});
+    const share::PublishedTensors own({{"w", filled(2)}}, {});
     own.publish({{"w", filled(3)}});
     EXPECT_TRUE(is_filled(own.read()["w"], 3));
   });
@@ -207,23 +207,23 @@ TEST_P(ForkTest, Published) {
 }
 
 TEST_P(ForkTest, Slots) {
-  const Slots slots(2, {{"x", {GetParam()}, at::kFloat}});
-  Slot held = slots.fill(soon());
+  const share::Slots slots(2, {{"x", {GetParam()}, at::kFloat}});
+  share::Slot held = slots.fill(soon());
   held["x"].fill_(1);
   in_child([&] {
     expect_error(ErrorKind::kInvalidArgument, "forked", [&] { held.commit(); });
-    Slot mine = slots.fill(soon());
+    share::Slot mine = slots.fill(soon());
     mine["x"].fill_(2);
     mine.commit();
     EXPECT_FALSE(slots.try_fill());  // the parent's is the parent's
     held.release();
     EXPECT_FALSE(slots.try_fill());
     EXPECT_EQ(slots.reclaim(), 0U);
-    const Slots own(1, {{"x", {GetParam()}, at::kFloat}});
+    const share::Slots own(1, {{"x", {GetParam()}, at::kFloat}});
     own.fill(soon()).commit();
     EXPECT_TRUE(static_cast<bool>(own.next(soon())));
   });
-  Slot theirs = slots.next(soon());
+  share::Slot theirs = slots.next(soon());
   EXPECT_TRUE(is_filled(theirs["x"], 2));
   theirs.release();
   held.commit();

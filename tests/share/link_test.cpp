@@ -63,7 +63,7 @@ TEST(RingTest, ImpossibleNumbersAreNotFollowed) {
   std::memcpy(memory.data() + 256, &length, sizeof length);
   expect_error(ErrorKind::kPeerLost, "impossible length", [&] { reader.read(); });
   auto other = Segment::create(Ring::kCapacity + 256, "ring");
-  expect_error(ErrorKind::kInvalidArgument, "no ring",
+  expect_error(ErrorKind::kInvalidArgument, "not a ring",
                [&] { Ring::adopt(duplicate(other.fd()), other.size()); });
 }
 

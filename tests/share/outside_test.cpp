@@ -151,7 +151,7 @@ TEST_F(NoMemoryTest, FreedStorage) {
 }
 
 TEST_F(NoMemoryTest, Published) {
-  const PublishedTensors weights({{"w", at::ones({3})}}, {});
+  const share::PublishedTensors weights({{"w", at::ones({3})}}, {});
   const at::Tensor freed = at::ones({3});
   freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
   expect_error(ErrorKind::kInvalidArgument, "freed", [&] { weights.publish({{"w", freed}}); });

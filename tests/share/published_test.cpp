@@ -27,7 +27,7 @@ Weights filled(std::uint64_t version) {
 }
 
 // The one version that all of it is; 0: it is torn.
-std::uint64_t version_in(const Snapshot& snapshot) {
+std::uint64_t version_in(const share::Snapshot& snapshot) {
   const double first = snapshot[2].item<double>();
   for (const auto& tensor : snapshot.tensors()) {
     if (!tensor.eq(first).all().item<bool>()) return 0;
@@ -44,7 +44,7 @@ void wait_for_a_moment(std::mt19937& random, int most_us) {
 TEST_F(PublishedTest, AModulesParametersAndBuffers) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
-  const Published<torch::nn::Sequential> weights(net);
+  const share::Published<torch::nn::Sequential> weights(net);
   EXPECT_EQ(weights.version(), 1U);
   auto before = weights.read();
   EXPECT_EQ(before.size(), net->parameters().size() + net->buffers().size());
@@ -79,8 +79,8 @@ TEST_F(PublishedTest, AModulesParametersAndBuffers) {
 TEST_F(PublishedTest, StridedSourcesAndTensorsThatOutliveAll) {
   at::Tensor kept;
   {
-    const Published<Weights> weights(Weights{at::arange(6).view({2, 3}).t()},
-                                     {.buffers = 2, .patience = std::chrono::seconds(0)});
+    const share::Published<Weights> weights(Weights{at::arange(6).view({2, 3}).t()},
+                                            {.buffers = 2, .patience = std::chrono::seconds(0)});
     kept = weights.read()[0];
     weights.publish({at::zeros({3, 2}, at::kLong)});
     expect_error(ErrorKind::kResource, "all 2 buffers are held by readers", [&] {
@@ -92,16 +92,17 @@ TEST_F(PublishedTest, StridedSourcesAndTensorsThatOutliveAll) {
 }
 
 TEST_F(PublishedTest, WrongHandlesAreRefused) {
-  expect_error(ErrorKind::kInvalidArgument, "no handle",
-               [] { PublishedTensors::open(at::ones({3})); });
-  const Slots slots(1, {{"x", {1}}});
-  expect_error(ErrorKind::kInvalidArgument, "no handle of published tensors",
-               [&] { PublishedTensors::open(slots.handle()); });
-  expect_error(ErrorKind::kInvalidArgument, "no tensors", [] { Published<Weights>(Weights{}); });
+  expect_error(ErrorKind::kInvalidArgument, "not a handle",
+               [] { share::PublishedTensors::open(at::ones({3})); });
+  const share::Slots slots(1, {{"x", {1}}});
+  expect_error(ErrorKind::kInvalidArgument, "not a handle of published tensors",
+               [&] { share::PublishedTensors::open(slots.handle()); });
+  expect_error(ErrorKind::kInvalidArgument, "no tensors",
+               [] { share::Published<Weights>(Weights{}); });
 }
 
 // Reads until it has seen the last version.
-void read_versions(int, const Published<Weights>& weights, std::uint64_t last) {
+void read_versions(int, const share::Published<Weights>& weights, std::uint64_t last) {
   std::uint64_t seen = 0;
   spawned()->parent.send(Message{"reads"});
   while (seen < last) {
@@ -119,7 +120,7 @@ TEST_F(PublishedTest, KilledReaders) {
   constexpr std::uint64_t kLast = std::uint64_t{1} << 40;
   constexpr int kReaders = 3, kKills = 4;
   std::mt19937 random(7);
-  const Published<Weights> weights(filled(1), {.buffers = kReaders + 2});
+  const share::Published<Weights> weights(filled(1), {.buffers = kReaders + 2});
   auto readers = spawn<read_versions>(kReaders, weights, kLast);
   for (int i = 0; i < kReaders; ++i) readers.channel(i).receive_message(soon());
   const auto limit = soon();
@@ -148,7 +149,8 @@ TEST_F(PublishedTest, KilledReaders) {
 
 // Publishes without end: its own, or what another one began.
 void write_versions(int, const std::optional<at::Tensor>& handle) {
-  const auto weights = handle ? Published<Weights>::open(*handle) : Published<Weights>(filled(1));
+  const auto weights =
+      handle ? share::Published<Weights>::open(*handle) : share::Published<Weights>(filled(1));
   spawned()->parent.send(Message{weights.handle()});
   for (;;) weights.publish(filled(weights.version() + 1));
 }
@@ -159,7 +161,7 @@ TEST_F(PublishedTest, KilledWriters) {
   std::mt19937 random(3);
   auto writer = spawn<write_versions>(1, std::nullopt);
   auto handle = writer.channel(0).receive(soon());
-  const auto weights = Published<Weights>::open(handle);
+  const auto weights = share::Published<Weights>::open(handle);
   expect_error(ErrorKind::kInvalidArgument, "there is one writer",
                [&] { weights.publish(filled(1)); });
   std::uint64_t last = 0;
@@ -190,7 +192,7 @@ TEST_F(PublishedTest, KilledWriters) {
 // --- Slots ------------------------------------------------------------------------------------
 
 TEST_F(SlotsTest, FillAndRead) {
-  const Slots slots(2, {{"states", {3, 2}}, {"actions", {3}, at::kLong}});
+  const share::Slots slots(2, {{"states", {3, 2}}, {"actions", {3}, at::kLong}});
   EXPECT_EQ(slots.size(), 2U);
   {
     auto slot = slots.fill(soon());
@@ -215,15 +217,15 @@ TEST_F(SlotsTest, FillAndRead) {
   EXPECT_FALSE(slots.try_next());
   expect_error(ErrorKind::kInvalidArgument, "no tensor 'rewards'",
                [&] { (void)slots.try_fill()["rewards"]; });
-  expect_error(ErrorKind::kInvalidArgument, "no slot", [] { (void)Slot()[0]; });
-  expect_error(ErrorKind::kInvalidArgument, "size is -1", [] { Slots(2, {{"x", {-1}}}); });
+  expect_error(ErrorKind::kInvalidArgument, "no slot", [] { (void)share::Slot()[0]; });
+  expect_error(ErrorKind::kInvalidArgument, "size is -1", [] { share::Slots(2, {{"x", {-1}}}); });
   slots.close();
   EXPECT_FALSE(slots.try_fill());
   EXPECT_FALSE(slots.next(soon()));
 }
 
 // Fills slots with its index and a count, until they are closed.
-void act(int index, const Slots& slots) {
+void act(int index, const share::Slots& slots) {
   for (int count = 0;; ++count) {
     auto slot = slots.fill(soon());
     if (!slot) return;
@@ -233,7 +235,7 @@ void act(int index, const Slots& slots) {
   }
 }
 
-void fill_half(int, const Slots& slots) {
+void fill_half(int, const share::Slots& slots) {
   const auto slot = slots.fill(soon());
   slot[0].narrow(0, 0, 5).fill_(1);
   spawned()->parent.send(Message{"half"});
@@ -242,7 +244,7 @@ void fill_half(int, const Slots& slots) {
 
 // All slots are half filled by actors that are killed: they come back to who waits for one.
 TEST_F(SlotsTest, HalfFilledSlotsComeBack) {
-  const Slots slots(2, {{"x", {10}}});
+  const share::Slots slots(2, {{"x", {10}}});
   auto actors = spawn<fill_half>(2, slots);
   for (int i = 0; i < 2; ++i) actors.channel(i).receive_message(soon());
   EXPECT_EQ(slots.counts().filling, 2U);
@@ -260,7 +262,7 @@ TEST_F(SlotsTest, HalfFilledSlotsComeBack) {
 TEST_F(SlotsTest, KilledActors) {
   constexpr int kActors = 2, kKills = 4;
   std::mt19937 random(11);
-  const Slots slots(3, {{"values", {20'000}}, {"actor", {}, at::kLong}});
+  const share::Slots slots(3, {{"values", {20'000}}, {"actor", {}, at::kLong}});
   auto actors = spawn<act>(kActors, slots);
   std::vector<double> last(kActors, -1);
   const auto read_one = [&] {
@@ -292,14 +294,14 @@ TEST_F(SlotsTest, KilledActors) {
 }
 
 // The learner is killed with a slot in its hands: another one gets it.
-void hold_one(int, const Slots& slots) {
+void hold_one(int, const share::Slots& slots) {
   const auto slot = slots.next(soon());
   spawned()->parent.send(Message{static_cast<std::int64_t>(slot.number())});
   for (;;) ::pause();
 }
 
 TEST_F(SlotsTest, AKilledLearnersSlotIsReadAgain) {
-  const Slots slots(2, {{"x", {1}}});
+  const share::Slots slots(2, {{"x", {1}}});
   auto slot = slots.fill(soon());
   slot[0].fill_(42);
   slot.commit();

@@ -246,9 +246,9 @@ TEST(QueueMemoryTest, AnExceptionEndsTheWait) {
 }
 
 TEST(QueueMemoryTest, OtherMemoryIsRefused) {
-  expect_error(ErrorKind::kInvalidArgument, "no queue",
+  expect_error(ErrorKind::kInvalidArgument, "not a queue",
                [] { QueueMemory(Segment::create(1 << 16, "test"), no_settle()); });
-  expect_error(ErrorKind::kInvalidArgument, "no queue",
+  expect_error(ErrorKind::kInvalidArgument, "not a queue",
                [] { QueueMemory(Segment::create(4096, "test"), no_settle()); });
 }
 

@@ -75,7 +75,7 @@ TEST_F(QueueTest, WaitsAndLimits) {
 
 TEST_F(QueueTest, Arguments) {
   const Queue none;
-  expect_error(ErrorKind::kInvalidArgument, "no queue", [&] { none.put({1}); });
+  expect_error(ErrorKind::kInvalidArgument, "not a queue", [&] { none.put({1}); });
   expect_error(ErrorKind::kInvalidArgument, "capacity 0",
                [] { Queue(QueueOptions{.capacity = 0}); });
   expect_error(ErrorKind::kInvalidArgument, "items of 1",
@@ -88,8 +88,8 @@ TEST_F(QueueTest, Arguments) {
   expect_error(ErrorKind::kUnsupported, "through a queue", [&] { queue.put({queue}); });
   expect_error(ErrorKind::kInvalidArgument, "detach",
                [&] { queue.put(at::ones({2}).requires_grad_() * 2); });
-  expect_error(ErrorKind::kInvalidArgument, "no queue", [&] { Shared::adopt({}); });
-  expect_error(ErrorKind::kInvalidArgument, "no name", [&] { offer(queue, "a/b"); });
+  expect_error(ErrorKind::kInvalidArgument, "not a queue", [&] { Shared::adopt({}); });
+  expect_error(ErrorKind::kInvalidArgument, "not a valid name", [&] { offer(queue, "a/b"); });
   EXPECT_EQ(queue.size(), 0u);
   EXPECT_EQ(queue.lost().items, 0u);
 }

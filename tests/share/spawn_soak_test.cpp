@@ -12,14 +12,14 @@
 namespace convoy::share::test {
 namespace {
 
-using Weights = Published<std::vector<at::Tensor>>;
+using Weights = share::Published<std::vector<at::Tensor>>;
 
 std::vector<at::Tensor> filled(std::uint64_t version) {
   const auto value = static_cast<double>(version);
   return {at::full({10'000}, value), at::full({3}, value)};
 }
 
-void act(int, const Slots& slots, const Weights& weights) {
+void act(int, const share::Slots& slots, const Weights& weights) {
   while (auto slot = slots.fill(Deadline::after(std::chrono::minutes(2)))) {
     const auto now = weights.read();
     if (!now[0].eq(now[1][0]).all().item<bool>()) throw std::runtime_error("torn weights");
@@ -36,7 +36,7 @@ TEST_F(SpawnSoakTest, TwentyFourActors) {
   std::mt19937 random(5);
   const auto limit = Deadline::after(std::chrono::minutes(8));
   const Weights weights(filled(1), {.buffers = 16});
-  const Slots slots(2 * kActors, {{"values", {5'000}}});
+  const share::Slots slots(2 * kActors, {{"values", {5'000}}});
   auto actors = spawn<act>(kActors, slots, weights);
   int killed = 0, restarted = 0;
   while (restarted < kKills) {

@@ -185,7 +185,7 @@ TEST_F(SpawnTest, WrongUse) {
     const auto result = at::ones({2}).set_requires_grad(true) * 2;
     (void)spawn<add_one>(1, result, std::vector<at::Tensor>{}, std::map<std::string, double>{}, 1);
   });
-  expect_error(ErrorKind::kInvalidArgument, "no ticket",
+  expect_error(ErrorKind::kInvalidArgument, "not a ticket",
                [] { adopt_ticket("--convoy-spawned=1,2"); });
   expect_error(ErrorKind::kInvalidArgument, "not that of a parent",
                [] { adopt_ticket("--convoy-spawned=0,1,2,0,1"); });

@@ -299,7 +299,7 @@ TEST_F(ShareTensorTest, AsBytesOnce) {
   EXPECT_EQ(usage().elsewhere, 1U);
   EXPECT_EQ(from_bytes(bytes).sum().item<float>(), 3);
   EXPECT_EQ(usage().elsewhere, 0U);
-  expect_error(ErrorKind::kPeerLost, "is no more", [&] { from_bytes(bytes); });
+  expect_error(ErrorKind::kPeerLost, "no longer exists", [&] { from_bytes(bytes); });
 }
 
 TEST_F(ShareTensorTest, FilesLiveAsLongAsTheirStorages) {
@@ -322,7 +322,7 @@ TEST_F(ShareTensorTest, FilesLiveAsLongAsTheirStorages) {
   EXPECT_EQ(files("t-").size(), before + 1);
   EXPECT_EQ(from_bytes(bytes).sum().item<float>(), 7);
   EXPECT_EQ(files("t-").size(), before);
-  expect_error(ErrorKind::kPeerLost, "is no more", [&] { from_bytes(bytes); });
+  expect_error(ErrorKind::kPeerLost, "no longer exists", [&] { from_bytes(bytes); });
   set_sharing_strategy(Strategy::kDescriptor);
 }
 

@@ -43,7 +43,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using Weights = Published<std::vector<at::Tensor>>;
+using Weights = share::Published<std::vector<at::Tensor>>;
 
 constexpr int kMembers = 3;
 constexpr int kActors = 2;

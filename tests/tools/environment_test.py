@@ -1,10 +1,10 @@
-"""docs/environment.md has every environment variable of the code, and no other."""
+"""docs/reference/environment.md has every environment variable of the code, and no other."""
 import re
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "environment.md"
+PAGE = ROOT / "docs" / "reference" / "environment.md"
 
 # Texts that look like variables and are none.
 NOT_VARIABLES = {"BF16_COMPRESS", "FP16_COMPRESS", "POST_FORWARD", "MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED",

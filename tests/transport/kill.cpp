@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <deque>
+#include <optional>
 #include <thread>
 
 #include "base/concat.h"
@@ -12,6 +13,7 @@
 #include "support.h"
 #include "support/rank_group.h"
 #include "transport/shm/fabric.h"
+#include "trip_wire.h"
 
 namespace convoy::transport::test {
 namespace {
@@ -23,7 +25,7 @@ using convoy::test::RankMode;
 using testing::AllOf;
 using testing::HasSubstr;
 
-enum class Point { kInWriter, kInPlace, kInArrived, kAfterLetter, kOutside };
+enum class Point { kInWriter, kInPlace, kInArrived, kAfterLetter, kOutside, kInStream };
 
 struct Plan {
   int victim;
@@ -34,8 +36,8 @@ struct Plan {
   Plan(int ranks, std::uint64_t seed) {
     Random random(seed);
     victim = static_cast<int>(random.below(static_cast<std::uint64_t>(ranks)));
-    point = static_cast<Point>(random.below(5));
-    count = random.below(point == Point::kInPlace ? 20 : 200);
+    point = static_cast<Point>(random.below(6));
+    count = random.below(point == Point::kInPlace || point == Point::kInStream ? 20 : 200);
     star = ranks > 8;
   }
 };
@@ -50,10 +52,12 @@ class Letters final : public Inbox {
   std::string text;  // once it is told
 
   void reach(Point point) {
-    if (mine_ && mine_->point == point && points_.fetch_add(1) == mine_->count) {
-      ::kill(::getpid(), SIGKILL);
-    }
+    if (is_time(point)) die();
   }
+  bool is_time(Point point) {
+    return mine_ && mine_->point == point && points_.fetch_add(1) == mine_->count;
+  }
+  static void die() { ::kill(::getpid(), SIGKILL); }
 
   std::span<std::byte> place(Remote&, const Arrival&, std::size_t,
                              std::size_t bytes) noexcept override {
@@ -106,6 +110,13 @@ void send_some(Letters& inbox, Remote& to, Random& random) {
   if (random.below(5) == 0) {
     *data = some_bytes(1 + random.below(random.below(5) == 0 ? 300'000 : 5000), seed);
     pieces.push_back({*data, random.below(2) == 0});
+  }
+  std::optional<TripWire> wire;
+  if (inbox.is_time(Point::kInStream)) {
+    // A letter that goes before it is filled, and is not filled any more.
+    *data = some_bytes(300'000 + random.below(1000), seed);
+    wire.emplace(*data, random.below(data->size()), Letters::die);
+    pieces = {{wire->bytes()}};
   }
   const Letter letter{1, random.below(4) == 0, Head(head.size(), write), pieces};
   if (to.try_send(letter, [data](const Error*) {}) == SendResult::kSent) {

@@ -272,6 +272,75 @@ TEST(ShmEndpointTest, AReplyArrivesThoughNobodyWaits) {
   b->inbox.on_arrived = nullptr;
 }
 
+// Counts up to what somebody waits for.
+class Count {
+ public:
+  void add() {
+    ++*count_.lock();
+    count_.notify();
+  }
+  bool reaches(std::size_t number) {
+    auto count = count_.lock();
+    return count.wait(Deadline::after(kLimit), [&] { return *count >= number; });
+  }
+
+ private:
+  Guarded<std::size_t> count_{0};
+};
+
+// Whoever says that it will wait takes the answer itself, also if that comes before the wait. (The
+// thread that serves may be awake by chance, and in the middle of a look.)
+TEST(ShmEndpointTest, AnAttentiveThreadTakesItsAnswer) {
+  const auto a = join();
+  const auto b = join();
+  Count answers;
+  b->inbox.on_arrived = [&](Remote& from, const Arrival&) {
+    EXPECT_EQ(from.try_send({.kind = 2, .reply = true}), SendResult::kSent);
+    answers.add();
+  };
+  std::atomic<std::thread::id> taker{};
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) { taker = std::this_thread::get_id(); };
+  Remote& to_b = a->to(*b);
+  int own = 0;
+  // The first one also needs what the other side sends for the connection.
+  ASSERT_EQ(to_b.try_send({.kind = 1}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 1; }));
+  for (std::size_t i = 2; i <= 50; ++i) {
+    const Endpoint::Attention attention(*a->endpoint);
+    const Endpoint::Attention another(*a->endpoint);  // changes nothing
+    ASSERT_EQ(to_b.try_send({.kind = 1}), SendResult::kSent);
+    ASSERT_TRUE(answers.reaches(i));
+    ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == i; }));
+    if (taker.load() == std::this_thread::get_id()) ++own;
+  }
+  EXPECT_GT(own, 40);
+}
+
+// What it has not taken when its attention ends is taken by the thread that serves.
+TEST(ShmEndpointTest, WhatAnAttentiveThreadLeavesArrivesAnyway) {
+  const auto a = join();
+  const auto b = join();
+  Count answers;
+  Count arrivals;
+  b->inbox.on_arrived = [&](Remote& from, const Arrival&) {
+    EXPECT_EQ(from.try_send({.kind = 2, .reply = true}), SendResult::kSent);
+    answers.add();
+  };
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) { arrivals.add(); };
+  Remote& to_b = a->to(*b);
+  // The first one also needs what the other side sends for the connection.
+  ASSERT_EQ(to_b.try_send({.kind = 1}), SendResult::kSent);
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 1; }));
+  for (std::size_t i = 2; i <= 50; ++i) {
+    {
+      const Endpoint::Attention attention(*a->endpoint);
+      ASSERT_EQ(to_b.try_send({.kind = 1}), SendResult::kSent);
+      ASSERT_TRUE(answers.reaches(i));
+    }
+    ASSERT_TRUE(arrivals.reaches(i));
+  }
+}
+
 // One remote after the other has its ring watched; all the others knock.
 TEST(ShmEndpointTest, WatchedRingsTakeTurns) {
   const auto hub = join();
@@ -643,7 +712,7 @@ TEST(ShmEndpointTest, QuotaBoundsWhatARemoteHolds) {
 
 TEST(ShmEndpointTest, LargePiecesThatStayAreReadWhereTheyAre) {
   std::atomic<int> sent = 0;
-  const auto a = join();
+  const auto a = join({.least_direct = 1 << 20});
   Endpoint* const endpoint = a->endpoint.get();
   const auto b = join();
   Remote& to_b = a->to(*b);
@@ -729,7 +798,7 @@ TEST(ShmEndpointTest, SmallLettersOvertakeLargeOnes) {
 // Two remotes send large letters: neither waits until the other's is copied.
 TEST(ShmEndpointTest, LargeLettersTakeTurns) {
   std::atomic<int> sent = 0;
-  const auto a = join();
+  const auto a = join({.least_direct = 1 << 20});
   const auto b = join();
   const auto receiver = join({.service_thread = false});
   const Bytes data = some_bytes(16 << 20, 7);

@@ -53,6 +53,8 @@ class Recorder : public Inbox {
 
   State state() { return *state_.lock(); }
   std::size_t letters() { return state_.lock()->letters.size(); }
+  std::size_t losses() { return state_.lock()->lost.size(); }
+  std::string order() { return state_.lock()->order; }
   Got letter(std::size_t index) { return state_.lock()->letters.at(index); }
   void clear() { state_.lock()->letters.clear(); }
 

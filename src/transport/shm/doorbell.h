@@ -31,7 +31,7 @@ namespace convoy::shm {
 // look who is awake or asleep) and a thread (1: announce that it sleeps or leaves, 2: look at the
 // bits), one of the two sees the other; then os/wait.h applies. The same holds for a sender whose
 // ring is watched (1: write the letter, 2: look who is awake) and for who stops to watch it (1:
-// watch another, 2: look at the ring). docs/endpoint.md has the whole argument, and
+// watch another, 2: look at the ring). docs/internals/endpoint.md has the whole argument, and
 // tests/model/doorbell.pml checks it.
 //
 // Both WaitWords count rings, and naps twice: when they begin and when they end. So whoever finds
@@ -108,17 +108,17 @@ struct alignas(64) Doorbell {
   }
 
   // Sender number `sender`, after it wrote a letter and a full fence. The fence orders the letter
-  // before the looks.
-  void announce_letter(std::uint32_t sender, bool reply, Rung& rung) noexcept {
-    if (!is_watched(sender, reply)) knock(sender, reply, rung);
+  // before the looks. True: somebody slept.
+  bool announce_letter(std::uint32_t sender, bool reply, Rung& rung) noexcept {
+    return !is_watched(sender, reply) && knock(sender, reply, rung);
   }
   // The same for anything else that it has changed, which is not seen in its ring. If the bit is
   // still set from before, the receiver will clear it and look after that.
-  void knock(std::uint32_t sender, bool reply, Rung& rung) noexcept {
+  bool knock(std::uint32_t sender, bool reply, Rung& rung) noexcept {
     auto& word = bits[sender / 64 % kWords];
     const std::uint64_t bit = std::uint64_t{1} << sender % 64;
     if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit);
-    rouse(reply, rung);
+    return rouse(reply, rung);
   }
   // Somebody is awake who looks at this sender's ring before it sleeps or leaves. One that sleeps
   // in wait() is to have a reply even if the thread that serves stands in a call.
@@ -128,12 +128,12 @@ struct alignas(64) Doorbell {
     if (reply && waiters.sleepers.load() != 0) return false;
     return (reply && lingers.load() != 0) || service.sleepers.load() == 0;
   }
-  // Tells one thread of the receiver to look.
-  void rouse(bool reply, Rung& rung) noexcept {
-    if (awake.load() != 0) return;
-    if (reply && ring_once(waiters, rung.waiters, 1)) return;
-    if (reply && lingers.load() != 0) return;
-    ring_once(service, rung.service, 1, rung.waker);
+  // Tells one thread of the receiver to look. True: it slept.
+  bool rouse(bool reply, Rung& rung) noexcept {
+    if (awake.load() != 0) return false;
+    if (reply && ring_once(waiters, rung.waiters, 1)) return true;
+    if (reply && lingers.load() != 0) return false;
+    return ring_once(service, rung.service, 1, rung.waker);
   }
 
   // The receiver.

@@ -1,5 +1,6 @@
 #include "transport/shm/letter_ring.h"
 
+#include <bit>
 #include <cstring>
 #include <new>
 #include <tuple>
@@ -28,8 +29,18 @@ std::byte* data_of(const Mapping& mapping) { return mapping->data() + RingLayout
 // What is the same in all letters.
 LetterEntry parse_entry(std::span<const std::byte> entry) {
   if (entry.size() < sizeof(LetterEntry)) bad_ring("a letter that is cut off");
-  const auto head = value_at<LetterEntry>(entry.data());
-  if (head.bytes != entry.size() || head.zero != 0 || head.flags > 1 ||
+  // As whole words: they were just written, and are not put together out of parts again.
+  static_assert(std::endian::native == std::endian::little);
+  const auto first = value_at<std::uint64_t>(entry.data());
+  const auto second = value_at<std::uint64_t>(entry.data() + sizeof first);
+  const LetterEntry head{.bytes = static_cast<std::uint32_t>(first),
+                         .kind = static_cast<std::uint16_t>(first >> 32),
+                         .flags = static_cast<std::uint8_t>(first >> 48),
+                         .zero = static_cast<std::uint8_t>(first >> 56),
+                         .head_bytes = static_cast<std::uint32_t>(second),
+                         .pieces = static_cast<std::uint16_t>(second >> 32),
+                         .loan = static_cast<std::uint16_t>(second >> 48)};
+  if (head.bytes != entry.size() || head.zero != 0 || head.flags > 3 ||
       head.head_bytes > transport::Letter::kMostHead ||
       head.pieces > transport::Letter::kMostPieces || head.loan > RingLayout::kLoans) {
     bad_ring("a letter of impossible numbers");
@@ -39,14 +50,18 @@ LetterEntry parse_entry(std::span<const std::byte> entry) {
 
 }  // namespace
 
-std::optional<PlainLetter> parse_plain(std::span<const std::byte> entry) {
+bool parse_plain(std::span<const std::byte> entry, PlainLetter& letter) {
   const LetterEntry head = parse_entry(entry);
-  if (head.pieces != 0) return std::nullopt;
-  if (sizeof(LetterEntry) + padded(head.head_bytes) != entry.size() || head.loan != 0) {
+  if (head.pieces != 0) return false;
+  if (sizeof(LetterEntry) + padded(head.head_bytes) != entry.size() || head.loan != 0 ||
+      (head.flags & LetterEntry::kStreams) != 0) {
     bad_ring("a letter longer or shorter than itself");
   }
-  return PlainLetter{head.kind, (head.flags & LetterEntry::kReply) != 0, head.head_bytes,
-                     entry.data() + sizeof(LetterEntry)};
+  letter.kind = head.kind;
+  letter.reply = (head.flags & LetterEntry::kReply) != 0;
+  letter.bytes = head.head_bytes;
+  letter.data = entry.data() + sizeof(LetterEntry);
+  return true;
 }
 
 ParsedLetter parse_letter(std::span<const std::byte> entry) {
@@ -89,6 +104,8 @@ ParsedLetter parse_letter(std::span<const std::byte> entry) {
   if ((head.loan != 0 && !lent) || (head.loan != 0 && head.loan == letter.direct_loan)) {
     bad_ring("a loan of nothing");
   }
+  letter.streams = (head.flags & LetterEntry::kStreams) != 0;
+  if (letter.streams && (!lent || letter.direct_loan != 0)) bad_ring("a stream of nothing");
   return letter;
 }
 
@@ -182,8 +199,8 @@ std::span<const std::byte> RingReader::take(std::span<std::byte> small,
       large.resize(bytes);
       to = large;
     }
+    // Whoever parses it finds out if the length has changed meanwhile.
     std::memcpy(to.data(), from, bytes);
-    std::memcpy(to.data(), &bytes, sizeof bytes);
     advance(bytes);
     return to;
   }

@@ -17,7 +17,7 @@ namespace convoy::shm {
 // reader, and what the reader has given back. Does not wait. Each side trusts only its own
 // position; what the other's memory says is checked.
 //
-//      0    8  magic "CVLR1"
+//      0    8  magic "CVLR2"
 //      8   16  an address in the writer's memory and the number that is there: by reading it the
 //      reader
 //              finds out whether it may read the writer's memory (process_vm_readv)
@@ -33,7 +33,7 @@ namespace convoy::shm {
 //    at
 //              the beginning, and the rest is skipped: length 0xffffffff
 struct RingLayout {
-  static constexpr std::uint64_t kMagic = 0x31524c5643;
+  static constexpr std::uint64_t kMagic = 0x32524c5643;
   static constexpr std::size_t kData = 512;
   static constexpr std::size_t kCapacity = std::size_t{1} << 16;
   static constexpr std::size_t kBytes = kData + kCapacity;
@@ -57,7 +57,7 @@ static_assert(sizeof(RingLayout) <= RingLayout::kData);
 //
 //    0  4  bytes of all this, a multiple of 8
 //    4  2  kind
-//    6  1  1: a reply
+//    6  1  1: a reply; 2: it comes before its lent pieces are complete (StreamHead)
 //    7  1  0
 //    8  4  bytes of the head
 //   12  2  pieces
@@ -66,7 +66,7 @@ static_assert(sizeof(RingLayout) <= RingLayout::kData);
 //       n  of each piece a PieceEntry
 //       m  the bytes of inline pieces, each with zeros up to 8
 struct LetterEntry {
-  enum Flags : std::uint8_t { kReply = 1 };
+  enum Flags : std::uint8_t { kReply = 1, kStreams = 2 };
   static constexpr std::uint32_t kSkip = 0xffffffff;
 
   std::uint32_t bytes;
@@ -96,6 +96,16 @@ struct PieceEntry {
 };
 static_assert(sizeof(PieceEntry) == 32);
 
+// What lies before the first lent piece of a letter that streams: the writer copies while the
+// reader does. The pieces of such a letter follow each other in one segment, none is read directly,
+// and the writer knocks when all is there.
+struct StreamHead {
+  static constexpr std::size_t kBytes = 64;
+
+  std::atomic<std::uint64_t> ready{0};  // bytes behind this head that are there
+};
+static_assert(sizeof(StreamHead) <= StreamHead::kBytes);
+
 constexpr std::size_t padded(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 // A letter that was copied out of a ring, checked; refers to those bytes.
@@ -111,11 +121,12 @@ struct ParsedLetter {
   std::uint16_t direct_loan = 0;  // the same
   std::span<const std::byte> head;
   std::vector<Piece> pieces;
-  bool large = false;  // some piece is not inline
+  bool large = false;    // some piece is not inline
+  bool streams = false;  // before its lent pieces is a StreamHead
 };
 // `entry` is one letter. Throws kInvalidArgument for anything else.
 ParsedLetter parse_letter(std::span<const std::byte> entry);
-// The same of a letter without pieces; nullopt if it has some.
+// The same of a letter without pieces; false if it has some.
 struct PlainLetter {
   transport::LetterKind kind;
   bool reply;
@@ -124,7 +135,7 @@ struct PlainLetter {
 
   std::span<const std::byte> head() const { return {data, bytes}; }
 };
-std::optional<PlainLetter> parse_plain(std::span<const std::byte> entry);
+bool parse_plain(std::span<const std::byte> entry, PlainLetter& letter);
 
 // The writer's side. Not thread-safe: the owner locks.
 class RingWriter {

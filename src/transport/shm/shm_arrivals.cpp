@@ -150,13 +150,14 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
     do {
       if (remote.reader_) entry = remote.reader_->take(hand.room(), large);
       if (entry.empty()) break;
-      const auto plain = large.empty() ? parse_plain(entry) : std::nullopt;
-      if (!plain || plain->reply == all || (plain->reply && remote.joining_)) {
+      PlainLetter& letter = hand.letters[hand.count];
+      const bool plain = large.empty() && parse_plain(entry, letter);
+      if (!plain || letter.reply == all || (letter.reply && remote.joining_)) {
         if (hand.count != 0) fail(ErrorKind::kInvalidArgument, "a letter that changes");
         alone = parse_letter(entry);
         break;
       }
-      hand.add(entry, *plain);
+      hand.add(entry);
       entry = {};
     } while (hand.count < most && hand.has_room() &&
              remote.reader_->next_is_plain(Handful::kMostBytes, !all));
@@ -264,6 +265,8 @@ void ShmEndpoint::take_over_hand() {
 void ShmEndpoint::end_burst(ShmRemote& remote, bool drained) {
   if (remote.reader_ && remote.reader_->writer_is_blocked(drained)) remote.bell_->knock(false);
   if (remote.look_at_sent()) push_task({.type = Task::Type::kRoom, .remote = &remote});
+  if (!remote.stalled_.empty()) [[unlikely]]
+    retry_stalled(remote);
 }
 
 ShmEndpoint::Moved ShmEndpoint::deliver(Lock& lock, ShmRemote& remote, const ParsedLetter& letter) {

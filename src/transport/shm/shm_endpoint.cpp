@@ -235,6 +235,12 @@ class ShmEndpointHandle final : public transport::Endpoint {
     return endpoint_->wait_aside(deadline, ready);
   }
   void wake() noexcept override { endpoint_->wake(); }
+  void begin_attention(Attention& attention) noexcept override {
+    endpoint_->begin_attention(attention);
+  }
+  void end_attention(Attention& attention) noexcept override {
+    endpoint_->end_attention(attention);
+  }
   void hand_over() noexcept override { endpoint_->hand_over(); }
   Clock::time_point now() const override { return endpoint_->now(); }
   TimerId call_at(Clock::time_point when, std::function<void()> function) override {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <bitset>
 #include <climits>
 #include <deque>
@@ -18,6 +19,7 @@
 #include "transport/shm/doorbell.h"
 #include "transport/shm/fabric.h"
 #include "transport/shm/letter_ring.h"
+#include "transport/shm/quick_mutex.h"
 #include "transport/shm/shm_endpoint.h"
 
 // The parts of the shared-memory endpoint: included by the files that implement it.
@@ -44,6 +46,9 @@ enum class NoteType : std::uint64_t {
 Id note_id(std::uint64_t number);
 std::uint64_t note_number(const Id& id);
 
+// This thread has woken one of another endpoint: see wait().
+void note_wake_up() noexcept;
+
 // The doorbell of another endpoint. Set once; kept by loans, which outlive remotes.
 struct RemoteBell {
   std::atomic<Doorbell*> bell{nullptr};
@@ -52,11 +57,12 @@ struct RemoteBell {
   UniqueFd waker;
   Doorbell::Rung rung;
 
-  // Before it is known nothing is lost: whoever learns of it knocks.
+  // Before it is known nothing is lost: whoever learns of it knocks. The letter was written under a
+  // QuickMutex, which is free again.
   void announce_letter(bool reply) noexcept {
-    full_fence();
-    if (Doorbell* const known = bell.load(std::memory_order_acquire))
-      known->announce_letter(number, reply, rung);
+    fence_after_update();
+    Doorbell* const known = bell.load(std::memory_order_acquire);
+    if (known && known->announce_letter(number, reply, rung)) note_wake_up();
   }
   void knock(bool reply) noexcept {
     full_fence();
@@ -105,7 +111,9 @@ class ShmRemote final : public transport::Remote {
     std::shared_ptr<Alarm> alarm;
   };
   struct Loan {
-    enum class State { kFree, kFilling, kLent } state = State::kFree;
+    // kStreaming: it is being filled, too, and the reader knows of it.
+    enum class State { kFree, kFilling, kStreaming, kLent } state = State::kFree;
+    bool given_back = false;  // of one that streams: the sender frees it when it has filled it
     std::size_t bytes = 0;
     Location block;
     transport::Sent on_sent;
@@ -118,6 +126,8 @@ class ShmRemote final : public transport::Remote {
   std::span<std::byte> begin_small(std::size_t entry_bytes);
   transport::SendResult send_large(const transport::Letter& letter, const Plan& plan,
                                    transport::Sent& on_sent);
+  void stream(const transport::Letter& letter, const Plan& plan, std::byte* block);
+  void end_stream(const Plan& plan, const Mapping& ring, const std::shared_ptr<Peer>& peer);
   bool reserve_loans(Plan& plan);
   void drop_loans(Plan& plan);
   bool can_be_read();
@@ -135,7 +145,7 @@ class ShmRemote final : public transport::Remote {
   const std::shared_ptr<RemoteBell> bell_ = std::make_shared<RemoteBell>();
 
   // Of the sending side, under send_mutex_.
-  std::mutex send_mutex_;
+  QuickMutex send_mutex_;
   std::vector<Link> links_;  // connections; changed under both locks
   RingWriter writer_;
   std::vector<Loan> loans_;
@@ -155,11 +165,12 @@ class ShmRemote final : public transport::Remote {
   };
   std::shared_ptr<RingReader> reader_;
   std::map<SegmentId, SegmentSlot> segments_;
-  std::vector<std::unique_ptr<struct Transfer>> stalled_;  // their segments are still on their way
-  bool joining_ = false;                                   // Inbox::joined() was not called yet
-  bool queued_ = false;                                    // in the endpoint's ready_
-  int burst_ = 0;                                          // letters taken in its turn
-  std::size_t transfers_ = 0;                              // large letters that are being taken
+  // Their segments are still on their way, or their sender has stopped to fill them.
+  std::vector<std::unique_ptr<struct Transfer>> stalled_;
+  bool joining_ = false;       // Inbox::joined() was not called yet
+  bool queued_ = false;        // in the endpoint's ready_
+  int burst_ = 0;              // letters taken in its turn
+  std::size_t transfers_ = 0;  // large letters that are being taken
   // Replies that threads in wait() have taken out of its ring, and those that they have delivered.
   std::uint64_t taken_ = 0;
   std::atomic<std::uint64_t> delivered_{0};
@@ -184,12 +195,32 @@ struct Transfer {
   std::shared_ptr<Borrowed> hold;    // of what was lent
   std::shared_ptr<Borrowed> direct;  // of what is read in the sender's memory
   std::vector<Source> sources;
+  // Of one that streams: how much is there, and from where that counts.
+  const std::atomic<std::uint64_t>* ready = nullptr;
+  const std::byte* stream = nullptr;
+  int polls_in_vain = 0;
   std::vector<transport::Part> parts;
   bool placed = false;
   // All was copied; delivered when the ring was read up to there.
   std::optional<std::uint64_t> settles = std::nullopt;
   std::size_t piece = 0;  // where copying is
   std::size_t done = 0;
+
+  // How much of the piece is there. Sequentially consistent: looked at after the sender's bit was
+  // cleared, it is what the sender had stored before it found the bit set.
+  std::size_t there() const noexcept {
+    const Source& source = sources[piece];
+    if (!stream || letter.pieces[piece].entry.how != PieceEntry::kLent) return source.bytes;
+    const auto begin = static_cast<std::uint64_t>(source.data - stream);
+    const std::uint64_t end = ready->load();
+    return static_cast<std::size_t>(std::clamp(end, begin, begin + source.bytes) - begin);
+  }
+  // There is something to copy, or the piece is complete. One whose sender says nonsense goes on,
+  // too: copying finds out.
+  bool can_go_on() const noexcept {
+    if (!stream || piece == sources.size()) return true;
+    return sources[piece].to ? there() != done : there() == sources[piece].bytes;
+  }
 };
 
 // Letters without pieces that were taken out of one ring at once, to be delivered without the lock.
@@ -216,9 +247,10 @@ struct Handful {
   }
   bool has_room() const { return count < kMost && used + kMostBytes <= kBytes; }
   std::span<std::byte> room() { return std::span(memory).subspan(used, kMostBytes); }
-  void add(std::span<const std::byte> entry, const PlainLetter& letter) {
+  // What was parsed into letters[count].
+  void add(std::span<const std::byte> entry) {
     used += entry.size();
-    letters[count++] = letter;
+    ++count;
   }
   // Of the letter that is the caller's now; nullptr: there is none left.
   const PlainLetter* claim() noexcept {
@@ -237,8 +269,19 @@ class ShmEndpoint final : public transport::Endpoint {
   bool poll(Serve serve) override;
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override;
   bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) override;
+  void begin_attention(Attention& attention) noexcept override;
+  void end_attention(Attention& attention) noexcept override;
   void wake() noexcept override {
     full_fence();
+    wake_after_fence();
+  }
+  // After poll_one() has delivered a reply to a thread in wait(): it has counted that, or has taken
+  // the lock again, either of which is an update (fence_after_update).
+  void wake_after_delivery() noexcept {
+    fence_after_update();
+    wake_after_fence();
+  }
+  void wake_after_fence() noexcept {
     Doorbell::ring_once(bell().waiters, rung_.all_waiters, INT_MAX);
     if (aside_.sleepers.load(std::memory_order_relaxed) != 0) ring_anyway(aside_, INT_MAX);
   }
@@ -254,7 +297,7 @@ class ShmEndpoint final : public transport::Endpoint {
 
  private:
   friend class ShmRemote;
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<QuickMutex>;
 
   // Something that happened on the watch thread, or while sending.
   struct Event {
@@ -335,10 +378,13 @@ class ShmEndpoint final : public transport::Endpoint {
   bool something(Serve serve) const noexcept;
   bool for_service() const noexcept;
   bool timer_is_due() const noexcept;
+  bool core_is_wanted() noexcept;
+  void leave_core() noexcept;
   bool sees_watched() const noexcept { return watched_ring_ && watched_ring_->has_letter(); }
   // Somebody in wait() looks at rings.
   bool is_attended() const noexcept { return bell().awake.load() != 0 || inside_.load() != 0; }
   void leave_wait(Attendance& attendance) noexcept;
+  void count_wait(bool quick) noexcept;
   void begin_to_linger() noexcept;
   void end_lingering() noexcept;
   void start_servants();
@@ -380,6 +426,8 @@ class ShmEndpoint final : public transport::Endpoint {
   bool resolve(Transfer& transfer);
   void place(Transfer& transfer);
   bool copy_slice(Transfer& transfer, std::size_t budget);
+  void go_on(std::unique_ptr<Transfer> transfer);
+  void stall(std::unique_ptr<Transfer> transfer);
   void end_transfer(ShmRemote& remote);
 
   // shm_losses.cpp
@@ -400,7 +448,7 @@ class ShmEndpoint final : public transport::Endpoint {
   Mapping control_;
   UniqueFd control_fd_;
 
-  mutable std::mutex mutex_;
+  mutable QuickMutex mutex_;
   // Under mutex_:
   std::map<Id, std::unique_ptr<ShmRemote>> remotes_;
   std::map<const Peer*, ShmRemote*> owners_;  // of connections
@@ -439,9 +487,12 @@ class ShmEndpoint final : public transport::Endpoint {
   std::atomic<std::uint32_t> inside_{0};       // threads in wait() that count on it
   std::atomic<std::uint64_t> visits_{0};       // of wait(); about
   std::atomic<unsigned> quick_waits_{0};       // in a row
+  std::atomic<Clock::rep> quick_since_{0};     // the first of them
   std::atomic<std::uint64_t> visits_seen_{0};  // of the thread that serves
   std::atomic<int> quiet_{0};                  // moments in which nobody came
 
+  // See leave_core(); 0: threads may spin.
+  std::atomic<Clock::rep> no_spins_until_{0};
   WaitWord aside_;  // those in wait_aside()
   SpinGuess wait_spins_;
   SpinGuess serve_spins_;

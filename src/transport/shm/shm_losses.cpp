@@ -11,9 +11,14 @@ void ShmEndpoint::lose(ShmRemote& remote, const Error& why) {
   remote.ending_ = true;
   remote.why_ = why;
   remote.lost_.store(true);
-  // Segments that have not come will not.
-  remote.transfers_ -= remote.stalled_.size();
-  remote.stalled_.clear();
+  // Segments that have not come will not. What is complete has arrived.
+  for (auto& transfer : std::exchange(remote.stalled_, {})) {
+    if (transfer->placed && transfer->can_go_on()) {
+      go_on(std::move(transfer));
+    } else {
+      --remote.transfers_;
+    }
+  }
   enqueue(remote);
 }
 
@@ -66,8 +71,7 @@ std::vector<std::pair<transport::Sent, bool>> ShmEndpoint::take_loans(
   for (std::size_t i = 0; i < remote.loans_.size(); ++i) {
     auto& loan = remote.loans_[i];
     if (loan.state != ShmRemote::Loan::State::kLent)
-      continue;  // one that is being filled: its
-                 // sender finds out
+      continue;  // one that is being filled: its sender finds out
     if (loan.on_sent) sent.emplace_back(std::move(loan.on_sent), false);
     if (loan.block && alive) {
       limbo.blocks.emplace(static_cast<std::uint16_t>(i), loan.block);

@@ -1,6 +1,7 @@
 // The shared-memory endpoint: what is sent.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/error.h"
 #include "transport/shm/copy.h"
@@ -17,6 +18,9 @@ namespace {
 // Pieces up to this size travel in the ring, so many of them together.
 constexpr std::size_t kMostInlinePiece = 1024;
 constexpr std::size_t kMostInline = 8192;
+// From here on the receiver copies while the sender still does, so much at a time.
+constexpr std::size_t kLeastStream = std::size_t{128} << 10;
+constexpr std::size_t kStreamStep = std::size_t{64} << 10;
 // Pieces in one block begin at multiples of this.
 constexpr std::size_t kPieceAlignment = 64;
 
@@ -25,16 +29,16 @@ constexpr std::size_t aligned(std::size_t bytes) {
 }
 
 void write_head(std::span<std::byte> to, const Letter& letter, std::size_t entry_bytes,
-                std::uint16_t loan) {
-  const LetterEntry entry{
-      .bytes = static_cast<std::uint32_t>(entry_bytes),
-      .kind = letter.kind,
-      .flags = static_cast<std::uint8_t>(letter.reply ? LetterEntry::kReply : 0),
-      .zero = 0,
-      .head_bytes = static_cast<std::uint32_t>(letter.head.size()),
-      .pieces = static_cast<std::uint16_t>(letter.pieces.size()),
-      .loan = loan};
-  std::memcpy(to.data(), &entry, sizeof entry);
+                std::uint16_t loan, bool streams = false) {
+  // As whole words: one that is read soon after it was written in parts stalls the core.
+  const std::uint64_t flags =
+      (letter.reply ? LetterEntry::kReply : 0) | (streams ? LetterEntry::kStreams : 0);
+  const std::array<std::uint64_t, 2> entry{
+      entry_bytes | std::uint64_t{letter.kind} << 32 | flags << 48,
+      letter.head.size() | std::uint64_t{letter.pieces.size()} << 32 | std::uint64_t{loan} << 48};
+  static_assert(sizeof entry == sizeof(LetterEntry));
+  static_assert(std::endian::native == std::endian::little);
+  std::memcpy(to.data(), entry.data(), sizeof entry);
   letter.head.write(to.subspan(sizeof entry, letter.head.size()));
 }
 
@@ -52,6 +56,8 @@ struct ShmRemote::Plan {
   Location block;
 
   std::size_t loaned_bytes() const { return lent_bytes + direct_bytes; }
+  bool streams() const { return direct_bytes == 0 && lent_bytes >= kLeastStream; }
+  std::size_t first_piece() const { return streams() ? StreamHead::kBytes : 0; }
 };
 
 ShmRemote::ShmRemote(ShmEndpoint& owner, const transport::Address& address, const ProcessInfo& info,
@@ -127,10 +133,11 @@ bool ShmRemote::make_ring() {
 }
 
 void ShmRemote::write_entry(std::span<std::byte> to, const Letter& letter, const Plan& plan) {
-  write_head(to, letter, plan.entry_bytes, static_cast<std::uint16_t>(plan.loan + 1));
+  write_head(to, letter, plan.entry_bytes, static_cast<std::uint16_t>(plan.loan + 1),
+             plan.streams());
   std::byte* at = to.data() + sizeof(LetterEntry) + padded(letter.head.size());
   std::byte* inlined = at + letter.pieces.size() * sizeof(PieceEntry);
-  std::uint64_t offset = plan.block.offset;
+  std::uint64_t offset = plan.block.offset + plan.first_piece();
   for (std::size_t i = 0; i < letter.pieces.size(); ++i, at += sizeof(PieceEntry)) {
     const auto bytes = letter.pieces[i].bytes;
     PieceEntry piece{
@@ -233,18 +240,20 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
     }
   }
   // The copy is made without a lock: others go on sending.
+  std::byte* block = nullptr;
   try {
     if (plan.block_bytes != 0) {
-      std::byte* at = nullptr;
       {
         auto heap = owner_.heap_.lock();
         owner_.sweep_limbo(*heap);
-        const auto piece = heap->arena->allocate(plan.block_bytes);
+        const auto piece = heap->arena->allocate(plan.first_piece() + plan.block_bytes);
         plan.block = piece.location;
-        at = piece.data;
+        block = piece.data;
       }
+      std::byte* at = block;
+      if (plan.streams()) new (block) StreamHead;
       for (std::size_t i = 0; i < letter.pieces.size(); ++i) {
-        if (plan.how[i] != PieceEntry::kLent) continue;
+        if (plan.how[i] != PieceEntry::kLent || plan.streams()) continue;
         const auto bytes = letter.pieces[i].bytes;
         copy_for_others(at, bytes.data(), bytes.size());
         at += aligned(bytes.size());
@@ -255,7 +264,7 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
     drop_loans(plan);
     throw;
   }
-  const std::scoped_lock lock(send_mutex_);
+  std::unique_lock lock(send_mutex_);
   if (lost() || !writer_) {
     drop_loans(plan);
     return SendResult::kLost;
@@ -278,8 +287,8 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
   write_entry(to, letter, plan);
   if (plan.loan >= 0) {
     Loan& loan = loans_[static_cast<std::size_t>(plan.loan)];
-    loan.state = Loan::State::kLent;
-    loan.block = plan.block;
+    loan.state = plan.streams() ? Loan::State::kStreaming : Loan::State::kLent;
+    if (!plan.streams()) loan.block = plan.block;
   }
   if (plan.direct_loan >= 0) {
     Loan& loan = loans_[static_cast<std::size_t>(plan.direct_loan)];
@@ -287,7 +296,55 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
     loan.on_sent = std::exchange(on_sent, nullptr);
   }
   writer_.commit();
+  if (!plan.streams()) return SendResult::kSent;
+  const Mapping ring = writer_.mapping();
+  const std::shared_ptr<Peer> peer = links_.at(0).peer;
+  lock.unlock();
+  bell_->announce_letter(letter.reply);
+  stream(letter, plan, block);
+  lock.lock();
+  end_stream(plan, ring, peer);
   return SendResult::kSent;
+}
+
+// The loan was not free until now, whatever has happened to the other side; send_mutex_ is held.
+void ShmRemote::end_stream(const Plan& plan, const Mapping& ring,
+                           const std::shared_ptr<Peer>& peer) {
+  Loan& loan = loans_[static_cast<std::size_t>(plan.loan)];
+  if (writer_ && !loan.given_back) {
+    loan.state = Loan::State::kLent;
+    loan.block = plan.block;
+    return;
+  }
+  if (auto heap = owner_.heap_.lock(); loan.given_back) {
+    heap->arena->free(plan.block);
+  } else {
+    // The remote is gone. It may be read for as long as the other process lives.
+    heap->limbo.push_back({ring, peer, {{static_cast<std::uint16_t>(plan.loan), plan.block}}});
+    owner_.sweep_limbo(*heap);
+  }
+  lent_bytes_ -= loan.bytes;
+  loan = {};
+  if (refused_ && !lost()) owner_.retry_soon(*this);  // who waits for room was not told
+}
+
+// Without the lock: copies while the receiver does.
+void ShmRemote::stream(const Letter& letter, const Plan& plan, std::byte* block) {
+  auto& ready = std::launder(reinterpret_cast<StreamHead*>(block))->ready;
+  std::byte* const begin = block + StreamHead::kBytes;
+  std::byte* at = begin;
+  for (std::size_t i = 0; i < letter.pieces.size(); ++i) {
+    if (plan.how[i] != PieceEntry::kLent) continue;
+    const auto bytes = letter.pieces[i].bytes;
+    for (std::size_t done = 0; done < bytes.size(); done += kStreamStep) {
+      const std::size_t step = std::min(kStreamStep, bytes.size() - done);
+      copy_for_others(at + done, bytes.data() + done, step);
+      ready.store(static_cast<std::uint64_t>(at + done + step - begin), std::memory_order_release);
+    }
+    at += aligned(bytes.size());
+  }
+  // The receiver may have given up to look.
+  bell_->knock(letter.reply);
 }
 
 // --- loans; send_mutex_ is held ---
@@ -347,6 +404,10 @@ void ShmRemote::collect() {
     if (layout.released[w].load(std::memory_order_relaxed) == 0) continue;
     for (std::uint64_t set = layout.released[w].exchange(0); set != 0; set &= set - 1) {
       Loan& loan = loans_[64 * w + static_cast<std::size_t>(std::countr_zero(set))];
+      if (loan.state == Loan::State::kStreaming && !loan.given_back) {
+        loan.given_back = true;
+        continue;
+      }
       if (loan.state != Loan::State::kLent) {
         owner_.happen({.type = ShmEndpoint::Event::Type::kCut,
                        .text = "gave back what was not lent",

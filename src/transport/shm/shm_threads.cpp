@@ -25,6 +25,8 @@ constexpr int kQuietMoments = 3;
 constexpr int kInPassing = 64;
 // So many times in a row somebody was in wait() without a sleep.
 constexpr unsigned kWaitsUntilLingering = 16;
+// And all of them within so much.
+constexpr auto kBusyTime = std::chrono::milliseconds(2);
 
 // The thread that is waited for may be on this core's queue: it was woken by this one, perhaps.
 // Linux leaves two threads that yield to each other where they are, for half a second if need be:
@@ -34,13 +36,34 @@ constexpr auto kLongYield = std::chrono::microseconds(2);
 constexpr int kMostLongYields = 16;
 thread_local int long_yields = 0;  // in a row
 
-void relax(int spin) noexcept {
+// Others want the core for themselves if a yield took as long as this. Linux then runs whoever has
+// yielded after all of them, some milliseconds later each time; whoever sleeps runs as soon as it
+// is woken. So threads of this endpoint do not spin for some time.
+constexpr auto kLongestYield = std::chrono::microseconds(500);
+constexpr auto kTimeWithoutSpins = std::chrono::milliseconds(20);
+
+// False: others want the core.
+bool relax(int spin) noexcept {
   constexpr int kYieldEvery = 128;
-  if (spin % kYieldEvery != kYieldEvery - 1) return cpu_relax();
+  if (spin % kYieldEvery != kYieldEvery - 1) {
+    cpu_relax();
+    return true;
+  }
   const auto start = QuickClock::now();
   yield_cpu();
-  long_yields = QuickClock::now() - start > kLongYield ? long_yields + 1 : 0;
+  const auto took = QuickClock::now() - start;
+  long_yields = took > kLongYield ? long_yields + 1 : 0;
+  return took < kLongestYield;
 }
+
+// This thread has woken the one that is to answer. Linux puts that on this core's queue if the
+// other cores have been idle for long: then nothing comes before this thread makes room. To sleep
+// is the way to do that: who yields is behind everybody else for some milliseconds.
+thread_local bool woke_somebody = false;
+
+// This thread's, and of which endpoint.
+thread_local transport::Endpoint::Attention* attention_here = nullptr;
+thread_local const void* attended_here = nullptr;
 
 bool is_crowded() noexcept {
   if (long_yields < kMostLongYields) return false;
@@ -53,6 +76,19 @@ Deadline earlier(const Deadline& a, const Deadline& b) {
 }
 
 }  // namespace
+
+bool ShmEndpoint::core_is_wanted() noexcept {
+  const Clock::rep until = no_spins_until_.load(std::memory_order_relaxed);
+  if (until == 0) return false;
+  if (QuickClock::now().time_since_epoch().count() < until) return true;
+  no_spins_until_.store(0, std::memory_order_relaxed);
+  return false;
+}
+
+void ShmEndpoint::leave_core() noexcept {
+  const auto until = QuickClock::now() + kTimeWithoutSpins;
+  no_spins_until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
+}
 
 bool ShmEndpoint::timer_is_due() const noexcept {
   const std::int64_t next = next_timer_.load(std::memory_order_relaxed);
@@ -224,16 +260,19 @@ void ShmEndpoint::serve(std::uint64_t turn) {
     }
     begin_to_linger();
     const bool lingers = lingering_.load(std::memory_order_relaxed);
-    const bool may_spin = worked && !lingers && !is_attended() && !is_crowded();
+    const bool may_spin =
+        worked && !lingers && !is_attended() && !is_crowded() && !core_is_wanted();
     const int spins = may_spin ? serve_spins_.spins() : 0;
     bool came = false;
-    for (int i = 0; i < spins && !came; ++i) {
-      relax(i);
+    bool wanted = false;
+    for (int i = 0; i < spins && !came && !wanted; ++i) {
+      wanted = !relax(i);
       came = sees() || something(Serve::kAll) || (i % kTimersEvery == 0 && timer_is_due()) ||
              !has_turn(turn);
     }
+    if (wanted) leave_core();
     if (came) {
-      serve_spins_.paid();
+      if (!wanted) serve_spins_.paid();
       continue;
     }
     if (spins != 0) serve_spins_.in_vain();
@@ -287,10 +326,35 @@ bool ShmEndpoint::poll(Serve serve) {
 // the thread that serves lingers: then they need not know.
 class ShmEndpoint::Attendance {
  public:
-  Attendance(ShmEndpoint& endpoint) : endpoint_(endpoint) { enter(); }
+  explicit Attendance(ShmEndpoint& endpoint) : endpoint_(endpoint) {
+    if (attended_here == &endpoint) {
+      goes_on_ = &attention_here->notes;
+      take(*goes_on_);
+    } else {
+      enter();
+    }
+  }
   Attendance(const Attendance&) = delete;
   Attendance& operator=(const Attendance&) = delete;
-  ~Attendance() { endpoint_.leave_wait(*this); }
+  ~Attendance() {
+    if (goes_on_) {
+      if (completed) endpoint_.wake_after_delivery();
+      goes_on_->covered = counts_on_lingering_;
+      goes_on_->quick = quick;
+      goes_on_->number = watched.number;
+      goes_on_->ring = std::move(watched.ring);
+    } else {
+      endpoint_.leave_wait(*this);
+    }
+  }
+
+  static void begin(ShmEndpoint& endpoint, Attention::Notes& notes) noexcept {
+    Attendance here(endpoint);
+    here.goes_on_ = &notes;
+  }
+  static void end(ShmEndpoint& endpoint, Attention::Notes& notes) noexcept {
+    const Attendance here(endpoint, notes);
+  }
 
   void enter() noexcept {
     endpoint_.visits_.store(endpoint_.visits_.load(std::memory_order_relaxed) + 1,
@@ -315,14 +379,24 @@ class ShmEndpoint::Attendance {
   bool quick = false;      // did not sleep
 
  private:
+  Attendance(ShmEndpoint& endpoint, Attention::Notes& notes) noexcept : endpoint_(endpoint) {
+    take(notes);
+  }
+  void take(Attention::Notes& notes) noexcept {
+    counts_on_lingering_ = notes.covered;
+    quick = notes.quick;
+    watched = {std::static_pointer_cast<RingReader>(std::move(notes.ring)), notes.number};
+  }
+
   ShmEndpoint& endpoint_;
+  Attention::Notes* goes_on_ = nullptr;  // after this
   bool counts_on_lingering_ = false;
 };
 
 // What this thread would have looked at next is somebody else's now.
 void ShmEndpoint::leave_wait(Attendance& attendance) noexcept {
   const bool covered = attendance.leave();
-  if (attendance.completed) wake();
+  if (attendance.completed) wake_after_delivery();
   if (covered) return;
   bool more = something(Serve::kReplies) || attendance.watched.sees();
   if (!more && bell().watched.load() != attendance.watched.number) {
@@ -330,12 +404,40 @@ void ShmEndpoint::leave_wait(Attendance& attendance) noexcept {
     more = sees_watched();
   }
   if (more) bell().rouse(true, rung_);
-  if (!attendance.quick || !options_.service_thread) {
+  count_wait(attendance.quick);
+}
+
+void ShmEndpoint::count_wait(bool quick) noexcept {
+  if (!quick || !options_.service_thread) {
     quick_waits_.store(0, std::memory_order_relaxed);
-  } else if (quick_waits_.fetch_add(1, std::memory_order_relaxed) + 1 == kWaitsUntilLingering) {
+    return;
+  }
+  const unsigned before = quick_waits_.fetch_add(1, std::memory_order_relaxed);
+  if (before != 0 && before + 1 != kWaitsUntilLingering) return;
+  const auto now = QuickClock::now().time_since_epoch().count();
+  if (before == 0) {
+    quick_since_.store(now, std::memory_order_relaxed);
+  } else if (Clock::duration(now - quick_since_.load(std::memory_order_relaxed)) < kBusyTime) {
     linger_asked_.store(true);
     ring_service();
+  } else {
+    quick_waits_.store(0, std::memory_order_relaxed);
   }
+}
+
+void note_wake_up() noexcept { woke_somebody = true; }
+
+void ShmEndpoint::begin_attention(Attention& attention) noexcept {
+  if (attended_here || !home_.is_here()) return;
+  Attendance::begin(*this, attention.notes);
+  attention.notes.began = true;
+  attention_here = &attention;
+  attended_here = this;
+}
+
+void ShmEndpoint::end_attention(Attention& attention) noexcept {
+  attended_here = nullptr;
+  if (home_.is_here()) Attendance::end(*this, attention.notes);
 }
 
 bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
@@ -344,7 +446,9 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
   Attendance here(*this);
   constexpr int kClockEvery = 256;
   for (;;) {
-    const int spins = is_crowded() ? 0 : wait_spins_.spins();
+    const bool makes_room = std::exchange(woke_somebody, false) || is_crowded() || core_is_wanted();
+    const int spins = makes_room ? 0 : wait_spins_.spins();
+    bool wanted = false;
     for (int i = 0;; ++i) {
       if (here.watched.sees() || something(Serve::kReplies) ||
           bell().watched.load(std::memory_order_relaxed) != here.watched.number) {
@@ -360,14 +464,17 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
         }
       }
       if (ready()) {
-        if (spins != 0) wait_spins_.paid();
-        here.quick = spins != 0;
+        here.quick = spins != 0 && !wanted;
+        if (here.quick) wait_spins_.paid();
         return true;
       }
-      if (std::exchange(here.completed, false)) wake();
+      if (std::exchange(here.completed, false)) wake_after_delivery();
       if (i >= spins) break;
       if (i % kClockEvery == kClockEvery - 1 && deadline.expired()) return ready();
-      relax(i);
+      if (relax(i)) continue;
+      wanted = true;
+      leave_core();
+      i = spins;
     }
     if (spins != 0) wait_spins_.in_vain();
     if (serving_here.endpoint == this && has_turn(serving_here.turn)) hand_over();

@@ -33,6 +33,10 @@ bool read_memory(pid_t pid, std::uint64_t from, std::byte* to, std::size_t bytes
   return true;
 }
 
+// Looks at a letter whose sender still copies, before the sender's knock is waited for: they take a
+// few times as long as a step of the sender.
+constexpr int kMostPollsInVain = 1000;
+
 [[noreturn]] void fail_gone_while_read() {
   fail(ErrorKind::kPeerLost, "the sender has gone while its memory was read");
 }
@@ -76,34 +80,49 @@ void ShmEndpoint::start_transfer(ShmRemote& remote, std::span<const std::byte> e
   retry_stalled(remote);
 }
 
-// Those whose memory is known here can go on.
+// Those whose memory is known here, and has something new in it, can go on.
 void ShmEndpoint::retry_stalled(ShmRemote& remote) {
   auto stalled = std::exchange(remote.stalled_, {});
   for (auto& transfer : stalled) {
-    bool resolved = false;
+    bool goes_on = false;
     try {
-      resolved = resolve(*transfer);
+      goes_on = transfer->placed ? transfer->can_go_on() : resolve(*transfer);
     } catch (const Error& error) {
       end_transfer(remote);
       break_off(remote, concat("sent something unusable: ", error.what()));
       continue;
     }
-    if (!resolved && remote.ending_) {
-      end_transfer(remote);
-      continue;
-    }
-    if (!resolved) {
-      remote.stalled_.push_back(std::move(transfer));
-      continue;
-    }
-    const bool reply = transfer->letter.reply && !remote.joining_;
-    transfers_[reply].push_back(std::move(transfer));
-    transfer_count_[reply].store(transfers_[reply].size());
-    if (reply) {
-      ring(bell().waiters, 1);
+    if (goes_on) {
+      go_on(std::move(transfer));
     } else {
-      bell().ring_service(rung_);
+      stall(std::move(transfer));
     }
+  }
+}
+
+void ShmEndpoint::go_on(std::unique_ptr<Transfer> transfer) {
+  const bool reply = transfer->letter.reply && !transfer->remote->joining_;
+  transfers_[reply].push_back(std::move(transfer));
+  transfer_count_[reply].store(transfers_[reply].size());
+  if (reply) {
+    ring(bell().waiters, 1);
+  } else {
+    bell().ring_service(rung_);
+  }
+}
+
+// A segment is still on its way, or the sender has stopped to fill it. Of one that is gone nothing
+// more comes.
+void ShmEndpoint::stall(std::unique_ptr<Transfer> transfer) {
+  ShmRemote& remote = *transfer->remote;
+  if (remote.ending_) {
+    transfer.reset();
+    return end_transfer(remote);
+  }
+  remote.stalled_.push_back(std::move(transfer));
+  // Each of them holds a loan.
+  if (remote.stalled_.size() > RingLayout::kLoans) {
+    break_off(remote, "has begun more letters than it can lend");
   }
 }
 
@@ -112,6 +131,7 @@ bool ShmEndpoint::resolve(Transfer& transfer) {
   ShmRemote& remote = *transfer.remote;
   std::vector<Transfer::Source> sources;
   std::vector<Mapping> memory;
+  transfer.stream = nullptr;
   for (const auto& piece : transfer.letter.pieces) {
     Transfer::Source source{.bytes = piece.entry.bytes};
     if (piece.entry.how == PieceEntry::kInline) {
@@ -129,6 +149,18 @@ bool ShmEndpoint::resolve(Transfer& transfer) {
         fail(ErrorKind::kInvalidArgument, "a piece beyond its segment");
       }
       source.data = slot.mapping->data() + piece.entry.place;
+      if (transfer.letter.streams && !transfer.stream) {
+        if (piece.entry.place < StreamHead::kBytes || piece.entry.place % 8 != 0) {
+          fail(ErrorKind::kInvalidArgument, "a stream without its head");
+        }
+        transfer.stream = source.data;
+        transfer.ready =
+            &reinterpret_cast<const StreamHead*>(source.data - StreamHead::kBytes)->ready;
+      }
+      if (transfer.stream &&
+          (source.data < transfer.stream || (!memory.empty() && slot.mapping != memory.front()))) {
+        fail(ErrorKind::kInvalidArgument, "a piece beside its stream");
+      }
       memory.push_back(slot.mapping);
     }
     sources.push_back(source);
@@ -167,8 +199,13 @@ bool ShmEndpoint::copy_slice(Transfer& transfer, std::size_t budget) {
   bool read = false;
   for (; transfer.piece < transfer.sources.size(); ++transfer.piece, transfer.done = 0) {
     const Transfer::Source& source = transfer.sources[transfer.piece];
-    if (!source.to) continue;
-    const std::size_t bytes = std::min(budget, source.bytes - transfer.done);
+    const std::size_t there = transfer.there();
+    if (!source.to) {
+      if (there < source.bytes) return false;
+      continue;
+    }
+    if (there < transfer.done) fail(ErrorKind::kInvalidArgument, "a stream that goes back");
+    const std::size_t bytes = std::min(budget, there - transfer.done);
     if (bytes == 0 && transfer.done < source.bytes) return false;
     if (source.data) {
       std::memcpy(source.to + transfer.done, source.data + transfer.done, bytes);
@@ -218,6 +255,7 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
   }
   lock.unlock();
   bool done = false;
+  const auto before = std::pair(transfer->piece, transfer->done);
   std::optional<Error> failure;
   try {
     if (!transfer->placed) place(*transfer);
@@ -241,12 +279,20 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
     moved = arrive(remote, std::move(arrival));
   }
   if (failure) transfer.reset();
+  const bool in_vain =
+      !failure && !done && transfer->stream && before == std::pair(transfer->piece, transfer->done);
+  if (!failure && !in_vain) transfer->polls_in_vain = 0;
   lock.lock();
   if (failure) {
     end_transfer(remote);
     if (failure->kind() != ErrorKind::kPeerLost) break_off(remote, failure->what());
   } else if (done) {
     end_transfer(remote);
+  } else if (in_vain && (++transfer->polls_in_vain >= kMostPollsInVain || remote.ending_) &&
+             !transfer->can_go_on()) {
+    // It was looked at once more under the lock: the knock may have been heard before.
+    transfer->polls_in_vain = 0;
+    stall(std::move(transfer));
   } else {
     queue.push_back(std::move(transfer));
     transfer_count_[reply].store(queue.size());

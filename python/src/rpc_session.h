@@ -1,0 +1,43 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "convoy/rpc_dynamic.h"
+
+namespace pybind11 {
+class module_;
+}
+
+namespace convoy::python {
+
+// A session, and what its workers have to call. Thread-safe.
+class PythonSession : public std::enable_shared_from_this<PythonSession> {
+ public:
+  // That of a session; the same for all its copies.
+  static std::shared_ptr<PythonSession> of(const rpc::Session& session);
+
+  const rpc::Session& session() const { return session_; }
+  // The functions of this name; asks the worker the first time. kInvalidArgument if it has none.
+  std::vector<rpc::dynamic::Callee> find(std::uint32_t worker, const std::string& name);
+  std::vector<rpc::dynamic::Function> functions(std::uint32_t worker);
+
+  explicit PythonSession(rpc::Session session) : session_(std::move(session)) {}
+
+ private:
+  using Table = std::multimap<std::string, rpc::dynamic::Function>;
+  std::shared_ptr<const Table> ask(std::uint32_t worker);
+
+  const rpc::Session session_;
+  std::mutex mutex_;
+  std::map<std::uint32_t, std::shared_ptr<const Table>> tables_;  // guarded by it
+};
+
+// Adds RpcSession, RpcFuture, RpcReference, RpcContext and what Python functions are served by.
+void bind_rpc(pybind11::module_& module);
+
+}  // namespace convoy::python

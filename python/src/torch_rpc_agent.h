@@ -1,0 +1,107 @@
+#pragma once
+
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "convoy/rpc.h"
+#include "work_pool.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace convoy::python {
+
+// What travels of a message of torch's: its type, payload and tensors.
+using TorchReply = std::tuple<std::int32_t, std::vector<char>, std::vector<at::Tensor>>;
+
+// The agent of torch.distributed.rpc over a session of ours: torch's layers make and read the
+// messages, the session carries them. Each message is one call of a function that only such
+// sessions serve.
+//
+// Threads: handlers of requests run on one pool, completions of futures on another, so that neither
+// waits for the other; both grow while their tasks wait for calls (WorkPool). The session's own
+// threads only hand over.
+class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
+                            public std::enable_shared_from_this<TorchRpcAgent> {
+ public:
+  struct Options {
+    std::string name;
+    int rank = 0;
+    int size = 1;
+    double timeout = 0;  // seconds; 0: never
+    int threads = 16;
+  };
+  // Meets the others, all of which make theirs.
+  static std::shared_ptr<TorchRpcAgent> make(const c10::intrusive_ptr<c10d::Store>& store,
+                                             const Options& options);
+  TorchRpcAgent(const TorchRpcAgent&) = delete;
+  TorchRpcAgent& operator=(const TorchRpcAgent&) = delete;
+  ~TorchRpcAgent() override;
+
+  using WorkerInfo = torch::distributed::rpc::WorkerInfo;
+  using Message = torch::distributed::rpc::Message;
+  using JitFuture = c10::ivalue::Future;
+
+  c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     float seconds,
+                                     const torch::distributed::rpc::DeviceMap& device_map) override;
+  // NOLINTBEGIN(readability-identifier-naming): torch's names
+  const WorkerInfo& getWorkerInfo(const std::string& name) const override;
+  const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;
+  using RpcAgent::getWorkerInfo;
+  std::vector<WorkerInfo> getWorkerInfos() const override { return workers_; }
+  void join(bool shutdown, float timeout) override;
+  void sync() override;
+  void startImpl() override;
+  void shutdownImpl() override;
+  std::unordered_map<std::string, std::string> getMetrics() override;
+  // NOLINTEND(readability-identifier-naming)
+
+  // A request of another worker.
+  rpc::Future<TorchReply> serve(c10::intrusive_ptr<Message> request);
+
+ private:
+  struct Sent;
+
+  TorchRpcAgent(rpc::Session session, const Options& options);
+  // NOLINTNEXTLINE(readability-identifier-naming)
+  void addGilWaitTime(std::chrono::microseconds time) override;
+  std::chrono::milliseconds timeout_of(float seconds) const;
+  void run(const c10::intrusive_ptr<Message>& request,
+           const std::shared_ptr<rpc::Promise<TorchReply>>& promise);
+  void complete(const Sent& sent, const rpc::Future<TorchReply>& answer);
+  void settle(const Deadline& deadline);
+  void change(const std::function<void()>& how);
+
+  const rpc::Session session_;
+  std::vector<WorkerInfo> workers_;  // by id
+  std::unordered_map<std::string, std::size_t> by_name_;
+  const std::shared_ptr<WorkPool> handlers_;
+  const std::shared_ptr<WorkPool> completions_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by it:
+  struct Activity {
+    std::int64_t client = 0;        // calls of ours that have not ended
+    std::int64_t open = 0;          // the same, or whose callbacks still run
+    std::int64_t server = 0;        // others' that were not answered
+    std::int64_t server_async = 0;  // of these, whose function has returned a future
+    std::uint64_t total = 0;        // calls that were made or taken
+    std::int64_t gil_waits = 0;
+    std::int64_t gil_microseconds = 0;
+  } activity_;
+};
+
+}  // namespace convoy::python

@@ -1,0 +1,177 @@
+#include "work_pool.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace convoy::python {
+namespace {
+
+// So long nothing begins or ends before one more may run.
+constexpr std::chrono::milliseconds kStall{50};
+
+}  // namespace
+
+// Guarded by the pool's mutex.
+struct WorkPool::Task {
+  int calls = 0;  // under way
+  bool over = false;
+};
+
+struct WorkPool::Waiting::State {
+  std::shared_ptr<WorkPool> pool;
+  std::shared_ptr<Task> task;
+};
+
+namespace {
+
+// The task of this thread.
+struct Here {
+  WorkPool* pool = nullptr;
+  std::shared_ptr<void> task;
+};
+thread_local Here here;
+
+}  // namespace
+
+std::shared_ptr<WorkPool> WorkPool::make(int size) {
+  return std::shared_ptr<WorkPool>(new WorkPool(size));
+}
+
+void WorkPool::start() {
+  Lock lock(mutex_);
+  started_ = true;
+  dispatch(lock);
+}
+
+void WorkPool::submit(Work work) {
+  Lock lock(mutex_);
+  if (stopping_) {
+    lock.unlock();  // what it holds goes without the lock
+    return;
+  }
+  queue_.push_back(std::move(work));
+  dispatch(lock);
+}
+
+// As many threads as may run something.
+void WorkPool::dispatch(Lock& lock) {
+  if (!started_ || queue_.empty()) return;
+  if (running_ < size_ + extra_) {
+    if (idle_ > 0) {
+      work_came_.notify_one();
+      return;
+    }
+    ++threads_;
+    ++idle_;  // until it takes something
+    std::thread([self = shared_from_this()] { self->work(); }).detach();
+    return;
+  }
+  if (watching_) {
+    watch_.notify_one();
+    return;
+  }
+  watching_ = true;
+  ++threads_;
+  std::thread([self = shared_from_this()] { self->watch(); }).detach();
+  static_cast<void>(lock);
+}
+
+void WorkPool::work() {
+  Lock lock(mutex_);
+  while (true) {
+    work_came_.wait(lock,
+                    [&] { return stopping_ || (!queue_.empty() && running_ < size_ + extra_); });
+    --idle_;
+    if (queue_.empty()) break;
+    run(lock);
+    if (extra_ > 0) --extra_;  // something goes on again
+    ++idle_;
+    if (!queue_.empty() && idle_ > 1) work_came_.notify_one();
+  }
+  if (--threads_ == 0) ended_.notify_all();
+}
+
+void WorkPool::run(Lock& lock) {
+  auto task = std::make_shared<Task>();
+  ++running_;
+  ++changes_;
+  {
+    Work work = std::move(queue_.front());
+    queue_.pop_front();
+    dispatch(lock);  // the next one, perhaps
+    lock.unlock();
+    here = {this, task};
+    work();
+    work = nullptr;
+    here = {};
+  }
+  lock.lock();
+  task->over = true;
+  if (task->calls == 0) --running_;
+  ++changes_;
+}
+
+void WorkPool::watch() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    watch_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    const std::uint64_t before = changes_;
+    watch_.wait_for(lock, kStall, [&] { return stopping_; });
+    if (stopping_ || queue_.empty() || changes_ != before) continue;
+    ++extra_;
+    dispatch(lock);
+  }
+  if (--threads_ == 0) ended_.notify_all();
+}
+
+bool WorkPool::stop(Queued queued, const Deadline& deadline) {
+  std::deque<Work> dropped;
+  Lock lock(mutex_);
+  stopping_ = true;
+  if (queued == Queued::kDrop || threads_ == 0) dropped.swap(queue_);
+  work_came_.notify_all();
+  watch_.notify_all();
+  lock.unlock();
+  if (queued == Queued::kRun) {
+    for (const Work& work : dropped) work();
+  }
+  dropped.clear();
+  lock.lock();
+  const auto all = [&] { return threads_ == (here.pool == this ? 1 : 0); };
+  if (deadline.is_never()) {
+    ended_.wait(lock, all);
+    return true;
+  }
+  return ended_.wait_until(lock, deadline.when(), all);
+}
+
+WorkPool::Stats WorkPool::stats() const {
+  const Lock lock(mutex_);
+  return {size_, running_ < size_ ? size_ - running_ : 0};
+}
+
+void WorkPool::began_to_wait(Task& task) {
+  Lock lock(mutex_);
+  if (task.calls++ != 0 || task.over) return;
+  --running_;
+  dispatch(lock);
+}
+
+void WorkPool::waits_no_more(Task& task) {
+  const Lock lock(mutex_);
+  if (--task.calls == 0 && !task.over) ++running_;
+}
+
+WorkPool::Waiting::Waiting() {
+  if (!here.pool) return;
+  state_ = std::make_shared<State>(
+      State{here.pool->shared_from_this(), std::static_pointer_cast<Task>(here.task)});
+  state_->pool->began_to_wait(*state_->task);
+}
+
+void WorkPool::Waiting::ended() const {
+  if (state_) state_->pool->waits_no_more(*state_->task);
+}
+
+}  // namespace convoy::python

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/optimizer_rule.h"
+
+namespace convoy {
+
+// A parameter that an optimizer steps, and what its rule keeps of it.
+struct SteppedParameter {
+  std::size_t group = 0;
+  at::Tensor parameter;
+  std::int64_t steps = 0;
+  std::array<at::Tensor, kMostStates> states = {};  // see optimizer_rule.h
+
+  // f32, f64 and their complex types; others are too coarse to add small steps to.
+  static bool can_step(const at::Tensor& parameter);
+  // A gradient of the parameter's type and sizes as it must lie in memory for step(): as the
+  // parameter does or, if that has holes, contiguous. Copied if it does not.
+  at::Tensor laid_out(const at::Tensor& gradient) const;
+  // Makes what the rule keeps, if it is not there yet. True: state 0 was not there; the next step
+  // is told so.
+  bool make_states(const OptimizerRule& rule);
+  // With a gradient that is laid out; `scale` of it.
+  void step(const OptimizerRule& rule, const at::Tensor& gradient, double scale = 1) {
+    step_made(rule, make_states(rule), gradient, scale);
+  }
+  void step_made(const OptimizerRule& rule, bool first, const at::Tensor& gradient, double scale);
+  // With a sparse gradient, coalesced: only its rows are changed.
+  void step_rows_made(const OptimizerRule& rule, bool first, const at::Tensor& gradient);
+  // A state that was saved, for this parameter.
+  at::Tensor state_from(const at::Tensor& saved) const;
+};
+
+}  // namespace convoy

@@ -1,0 +1,283 @@
+// One worker's part of a graph across workers, without a session: lineages, plans, gates, order.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/torch.h>
+
+#include <deque>
+#include <unordered_map>
+
+#include "autograd/frames.h"
+#include "autograd/gated.h"
+#include "autograd/lineage.h"
+#include "autograd/nodes.h"
+#include "support/expect_error.h"
+
+namespace convoy::autograd::detail {
+namespace {
+
+namespace ag = torch::autograd;
+using convoy::test::expect_error;
+
+constexpr WorkerId kHere = 7;
+
+ag::Edge edge_of(const at::Tensor& tensor) { return ag::impl::gradient_edge(tensor); }
+
+// Tensors that came with a message of worker 3.
+std::vector<at::Tensor> receive(std::uint64_t message, std::size_t count, Lineage lineage = {}) {
+  const auto node = c10::make_intrusive<RecvNode>(Received{message, 3, std::move(lineage)});
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < count; ++i) {
+    at::Tensor& tensor = tensors.emplace_back(torch::rand({2}));
+    ag::create_gradient_edge(tensor, node);
+  }
+  return tensors;
+}
+
+Lineage lineage_with(std::initializer_list<Upstream> all) {
+  Lineage lineage;
+  for (const Upstream& each : all) EXPECT_TRUE(lineage.add(each));
+  return lineage;
+}
+
+bool has(const Lineage& lineage, std::uint64_t message, std::uint32_t tensors, std::uint32_t of) {
+  for (const Upstream& each : lineage.all) {
+    if (each.message == message && each.tensors == tensors && each.of == of) return true;
+  }
+  return false;
+}
+
+// --- Lineages ---------------------------------------------------------------------------------
+
+TEST(AutogradGraphTest, LineageIsExact) {
+  const Lineage before = lineage_with({{50, 1, 3, 0b1, 0b01}, {51, 1, 3, 0b1, 0b10}});
+  const auto came = receive(60, 2, before);
+  const auto leaf = torch::rand({2}, torch::requires_grad());
+  // The first depends on tensor 0 alone, the second on both, the third on none.
+  const Lineage lineage = lineage_of(
+      {edge_of(came[0] * leaf), edge_of(came[0] + came[1]), edge_of(leaf * 2), edge_of(leaf)},
+      kHere);
+  EXPECT_TRUE(lineage.complete);
+  EXPECT_EQ(lineage.all.size(), 4U);
+  EXPECT_TRUE(has(lineage, 60, 0b01, 0b01));
+  EXPECT_TRUE(has(lineage, 60, 0b11, 0b10));
+  EXPECT_TRUE(has(lineage, 50, 0b1, 0b11));
+  EXPECT_TRUE(has(lineage, 51, 0b1, 0b10));
+  EXPECT_EQ(lineage.all[0].receiver, kHere);
+  EXPECT_EQ(lineage.all[0].sender, 3U);
+}
+
+TEST(AutogradGraphTest, LineagesAreBounded) {
+  // A long history.
+  at::Tensor y = receive(60, 1)[0];
+  for (int i = 0; i < Lineage::kMostNodes; ++i) y = y + 1;
+  EXPECT_TRUE(lineage_of({edge_of(y)}, kHere).complete);
+  EXPECT_FALSE(lineage_of({edge_of(y + 1)}, kHere).complete);
+  // Many messages.
+  at::Tensor sum = receive(100, 1)[0];
+  for (std::size_t i = 1; i < Lineage::kMost; ++i) sum = sum + receive(100 + i, 1)[0];
+  EXPECT_EQ(lineage_of({edge_of(sum)}, kHere).all.size(), Lineage::kMost);
+  EXPECT_FALSE(lineage_of({edge_of(sum + receive(200, 1)[0])}, kHere).complete);
+  // Many tensors.
+  const auto many = receive(300, Lineage::kMostTensors + 1);
+  EXPECT_TRUE(lineage_of({edge_of(many[Lineage::kMostTensors - 1])}, kHere).complete);
+  EXPECT_FALSE(lineage_of({edge_of(many[Lineage::kMostTensors])}, kHere).complete);
+  // What does not say all makes others so.
+  Lineage unknown;
+  unknown.complete = false;
+  EXPECT_FALSE(lineage_of({edge_of(receive(400, 1, unknown)[0] * 2)}, kHere).complete);
+}
+
+TEST(AutogradGraphTest, PlanOfAWalk) {
+  const Lineage before =
+      lineage_with({{50, 1, 3, 0b1, 0b01}, {51, kHere, 1, 0b10, 0b01}, {52, 1, 3, 0b1, 0b10}});
+  const auto came = receive(60, 2, before);
+  Walk walk;
+  walk.follow({edge_of(came[0] * 2)});
+  const auto plan = walk.plan(kHere);
+  ASSERT_TRUE(plan.has_value());
+  // 52 is not: tensor 1 of message 60 was not reached.
+  ASSERT_EQ(plan->size(), 3U);
+  ASSERT_EQ(plan->at(1).sends.size(), 1U);
+  EXPECT_EQ(plan->at(1).sends[0].message, 50U);
+  EXPECT_EQ(plan->at(1).ports, 1U);
+  EXPECT_FALSE(plan->at(1).from_root);
+  EXPECT_EQ(plan->at(3).sends[0].message, 60U);
+  EXPECT_EQ(plan->at(3).sends[0].tensors, 0b01U);
+  EXPECT_TRUE(plan->at(3).from_root);
+  EXPECT_EQ(plan->at(kHere).sends[0].tensors, 0b10U);
+  EXPECT_EQ(plan->at(kHere).ports, 1U);
+  Lineage unknown;
+  unknown.complete = false;
+  walk.follow({edge_of(receive(61, 1, unknown)[0])});
+  EXPECT_FALSE(walk.plan(kHere).has_value());
+}
+
+// --- Runs -------------------------------------------------------------------------------------
+
+struct TestHost final : GatedRun::Host {
+  Arrived next_gradient(std::uint64_t message) override {
+    asked.push_back(message);
+    auto found = arrived.begin();
+    while (message != 0 && found->send->sent->message != message) ++found;
+    Arrived next = std::move(*found);
+    arrived.erase(found);
+    return next;
+  }
+  void send_back(const Received& received, std::vector<at::Tensor>&& gradients) override {
+    sent[received.message] = std::move(gradients);
+  }
+  void arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) override {
+    leaves[leaf.variable.unsafeGetTensorImpl()] = gradient;
+  }
+  bool engine_accumulates(ag::AccumulateGrad& leaf) override {
+    return leaf.variable.is_same(accumulated);
+  }
+  bool sends_zeros() const override { return false; }
+  void before_node(const char*) override {}
+  bool after_node() override { return true; }
+
+  std::deque<Arrived> arrived;
+  std::vector<std::uint64_t> asked;
+  std::unordered_map<std::uint64_t, std::vector<at::Tensor>> sent;
+  std::unordered_map<const void*, at::Tensor> leaves;
+  at::Tensor accumulated;
+};
+
+// A node that stands for a message of somebody else's: PyTorch's, say. It must not be run.
+struct ForeignNode final : ag::Node {
+  ag::variable_list apply(ag::variable_list&&) override {
+    ADD_FAILURE() << "it was run";
+    return {};
+  }
+};
+struct ForeignNodes final : ReceivedNodes {
+  const Received* find(const ag::Node& node) const override {
+    const auto found = all.find(&node);
+    return found == all.end() ? nullptr : &found->second;
+  }
+  std::unordered_map<const ag::Node*, Received> all;
+};
+
+TEST(AutogradGraphTest, RunsOnNodesOfOthers) {
+  const auto node = c10::make_intrusive<ForeignNode>();
+  std::vector<at::Tensor> came{torch::rand({2}), torch::rand({2}), torch::rand({2})};
+  for (auto& tensor : came) ag::create_gradient_edge(tensor, node);
+  ForeignNodes nodes;
+  nodes.all[node.get()] = {60, 3, {}};
+  const auto leaf = torch::rand({2}, torch::requires_grad());
+  const auto engines = torch::rand({2}, torch::requires_grad());
+
+  Walk walk(nodes);
+  const auto loss = (came[0] * leaf + came[2] * engines).sum();
+  walk.follow({edge_of(loss)});
+  const auto sent = std::make_shared<SentMessage>();
+  sent->message = 9;
+  sent->edges = {edge_of(leaf * 3)};
+  walk.follow_all(sent);
+  EXPECT_EQ(walk.ports(), 2U);
+
+  TestHost host;
+  host.accumulated = engines;
+  host.arrived.push_back({&walk.sends().at(9), {torch::full({2}, 10.0)}});
+  GatedRun run(host, walk);
+  run.add_gates(walk);
+  run.run({edge_of(loss)}, {torch::ones({})}, /*retain=*/false);
+  const auto& back = host.sent.at(60);
+  ASSERT_EQ(back.size(), 3U);
+  EXPECT_TRUE(back[0].allclose(leaf));
+  EXPECT_FALSE(back[1].defined());  // it was not used
+  EXPECT_TRUE(back[2].allclose(engines));
+  EXPECT_TRUE(host.leaves.at(leaf.unsafeGetTensorImpl()).allclose(came[0] + 30));
+  EXPECT_TRUE(engines.grad().allclose(came[2]));
+  EXPECT_EQ(host.leaves.size(), 1U);
+}
+
+TEST(AutogradGraphTest, AnOrdinaryPassDoesNotLeaveTheWorker) {
+  const auto y = receive(60, 1)[0] * 2;
+  expect_error(ErrorKind::kInvalidArgument, "leads to another worker", [&] { y.sum().backward(); });
+}
+
+TEST(AutogradGraphTest, WhatIsApart) {
+  const auto shared = torch::rand({2}, torch::requires_grad());
+  const auto own = torch::rand({2}, torch::requires_grad());
+  const auto message_with = [](const at::Tensor& tensor) {
+    const auto sent = std::make_shared<SentMessage>();
+    sent->message = 9;
+    sent->edges = {edge_of(tensor * 2)};
+    return std::vector<std::shared_ptr<const SentMessage>>{sent};
+  };
+  Walk walk;
+  walk.follow({edge_of(receive(60, 1)[0] * shared)});
+  EXPECT_TRUE(walk.is_apart_from(message_with(own)));
+  EXPECT_FALSE(walk.is_apart_from(message_with(shared)));
+}
+
+// --- The order of a program -------------------------------------------------------------------
+
+// Three calls with one tensor each; their gradients come in any order, and are added in that of the
+// program: the last one first, between what was computed after the calls and before them.
+TEST(AutogradGraphTest, GatesInTheOrderOfTheProgram) {
+  const auto place = std::make_shared<FramePlace>(std::vector<std::uint32_t>{});
+  FrameOrder order;
+  order.add(mark_here(place, FramePlace::kFirst));
+  const auto leaf = torch::full({1}, 1.0F, torch::requires_grad());
+  const auto x = leaf * 1;
+  Walk walk;
+  for (std::uint64_t call = 1; call <= 3; ++call) {
+    const auto sent = std::make_shared<SentMessage>();
+    sent->message = call;
+    sent->edges = {edge_of(x)};
+    sent->place = place;
+    sent->element = static_cast<std::uint32_t>(2 * call);
+    order.add(mark_here(place, sent->element + 1));
+    walk.follow_all(sent);
+  }
+  const auto loss = x * 1;
+  walk.follow({edge_of(loss)});
+  order.number(walk);
+
+  // Only in one order do these add up to this: 1 + 2^-24 is 1.
+  const float tiny = 1.0F / (1 << 24);
+  TestHost host;
+  const float gradients[] = {tiny, tiny, 1};
+  for (const std::uint64_t call : {2, 1, 3}) {
+    host.arrived.push_back({&walk.sends().at(call), {torch::full({1}, gradients[call - 1])}});
+  }
+  GatedRun run(host, walk);
+  run.add_gates(walk, [&](const SentMessage& sent) { return order.number_of(sent); });
+  run.run({edge_of(loss)}, {torch::full({1}, tiny)}, /*retain=*/true);
+  EXPECT_EQ(host.asked, (std::vector<std::uint64_t>{3, 2, 1}));
+  const at::Tensor got = host.leaves.at(leaf.unsafeGetTensorImpl());
+  EXPECT_EQ(got.item<float>(), ((tiny + 1) + tiny) + tiny);
+
+  // Numbers stay, whatever comes later.
+  const std::uint64_t before = order.number_of(*walk.sends().at(2).sent);
+  order.add(mark_here(place, 9));
+  order.number(walk);
+  EXPECT_EQ(order.number_of(*walk.sends().at(2).sent), before);
+}
+
+TEST(AutogradGraphTest, ProgramsWithoutAnOrder) {
+  const auto later = std::make_shared<FramePlace>(std::vector<std::uint32_t>{4});
+  const auto earlier = std::make_shared<FramePlace>(std::vector<std::uint32_t>{2});
+  FrameOrder order;
+  order.add(mark_here(later, FramePlace::kFirst));
+  const auto y = receive(60, 1)[0] * 2;
+  // A handler of an earlier call sends what a later one has computed.
+  const auto sent = std::make_shared<SentMessage>();
+  sent->message = 9;
+  sent->reply = true;
+  sent->edges = {edge_of(y)};
+  sent->place = earlier;
+  sent->element = FramePlace::kReply;
+  Walk walk;
+  walk.follow_all(sent);
+  expect_error(ErrorKind::kUnsupported, "later call", [&] { order.number(walk); });
+  const auto deep = std::make_shared<FramePlace>(std::vector<std::uint32_t>{});
+  deep->too_deep = true;
+  order.add(mark_here(deep, FramePlace::kFirst));
+  expect_error(ErrorKind::kUnsupported, "nested too deep", [&] { order.number(walk); });
+}
+
+}  // namespace
+}  // namespace convoy::autograd::detail
