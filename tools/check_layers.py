@@ -109,6 +109,7 @@ PUBLIC_HEADERS = {
     "detail/rpc_signature.h": "rpc",
     "detail/rpc_writer.h": "rpc",
     "autograd.h": "autograd",
+    "detail/torch_pass.h": "autograd",
     "distributed_optimizer.h": "optim",
     "optim.h": "optim",
     "pipeline.h": "pipeline",

@@ -36,12 +36,6 @@ Agents& agents() {
   return *all;
 }
 
-std::shared_ptr<TorchRpcAgent> find_agent(const rpc::Session& session) {
-  const std::lock_guard lock(agents().mutex);
-  const auto found = agents().by_session.find(session.impl().get());
-  return found == agents().by_session.end() ? nullptr : found->second.lock();
-}
-
 std::chrono::milliseconds to_milliseconds(double seconds) {
   // A time that is given is never "none".
   constexpr double kMost = 1e12;
@@ -49,7 +43,12 @@ std::chrono::milliseconds to_milliseconds(double seconds) {
       static_cast<std::int64_t>(std::ceil(std::min(seconds * 1000, kMost))));
 }
 
-// What a task before has left on this thread, such as a profiler's state, goes: as on a new one.
+TorchReply reply_of(const TorchRpcAgent::Message& message) {
+  return {static_cast<std::int32_t>(message.type()), message.payload(), message.tensors()};
+}
+
+}  // namespace
+
 void clean_thread() {
   static const at::ThreadLocalState* const clean = [] {
     const at::ThreadLocalState* made = nullptr;
@@ -59,11 +58,11 @@ void clean_thread() {
   at::ThreadLocalState::setThreadLocalState(*clean);
 }
 
-TorchReply reply_of(const TorchRpcAgent::Message& message) {
-  return {static_cast<std::int32_t>(message.type()), message.payload(), message.tensors()};
+std::shared_ptr<TorchRpcAgent> TorchRpcAgent::find(const rpc::Session& session) {
+  const std::lock_guard lock(agents().mutex);
+  const auto found = agents().by_session.find(session.impl().get());
+  return found == agents().by_session.end() ? nullptr : found->second.lock();
 }
-
-}  // namespace
 
 // What every message is: called on the worker that it goes to. Sessions that are no agent's refuse
 // it, since what torch's layers make of a message, Python objects above all, is only for peers that
@@ -71,7 +70,7 @@ TorchReply reply_of(const TorchRpcAgent::Message& message) {
 rpc::Future<TorchReply> torch_rpc_message(std::int32_t type, std::int64_t id,
                                           std::vector<char> payload,
                                           std::vector<at::Tensor> tensors) {
-  const auto agent = find_agent(rpc::current().session());
+  const auto agent = TorchRpcAgent::find(rpc::current().session());
   if (!agent) {
     throw Error(ErrorKind::kInvalidArgument,
                 "this worker does not serve torch.distributed.rpc: its session is another one");
@@ -117,7 +116,8 @@ TorchRpcAgent::TorchRpcAgent(rpc::Session session, const Options& options)
                to_milliseconds(options.timeout)),
       session_(std::move(session)),
       handlers_(WorkPool::make(options.threads)),
-      completions_(WorkPool::make(options.threads)) {
+      completions_(WorkPool::make(options.threads)),
+      backward_(std::make_shared<TorchBackward>(session_, handlers_)) {
   for (const auto& worker : session_.workers()) {
     by_name_.emplace(worker.name, workers_.size());
     workers_.emplace_back(worker.name, static_cast<std::int64_t>(worker.rank));
@@ -142,6 +142,7 @@ TorchRpcAgent::~TorchRpcAgent() {
 void TorchRpcAgent::startImpl() { handlers_->start(); }
 
 void TorchRpcAgent::shutdownImpl() {
+  backward_->abort_all("RPC was shut down");
   session_.shutdown({.graceful = false, .ignore_leaks = true});
   // Handlers that are in the middle of something may take some time; those that wait for calls have
   // got an error.
@@ -198,6 +199,11 @@ c10::intrusive_ptr<TorchRpcAgent::JitFuture> TorchRpcAgent::send(
   sent.future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
   sent.timeout = timeout_of(seconds);
   sent.id = message->id();
+  if (faults_ && faults_->fails(*message)) {
+    sent.future->setError(std::make_exception_ptr(std::runtime_error(torch_rpc::makeRPCError(
+        "the message fails on purpose", torch_rpc::RPCErrorType::INTENTIONAL_FAILURE))));
+    return sent.future;
+  }
   change([&] {
     ++activity_.client;
     ++activity_.open;
@@ -290,6 +296,7 @@ rpc::Future<TorchReply> TorchRpcAgent::serve(c10::intrusive_ptr<Message> request
 void TorchRpcAgent::run(const c10::intrusive_ptr<Message>& request,
                         const std::shared_ptr<rpc::Promise<TorchReply>>& promise) {
   clean_thread();
+  if (faults_) std::this_thread::sleep_for(faults_->delay_of(*request));
   const std::int64_t id = request->id();
   c10::intrusive_ptr<JitFuture> made;
   try {
@@ -426,7 +433,23 @@ void bind_torch_rpc(pybind11::module_& module) {
            [](const Agent& self, const std::string& name) { return self.getWorkerInfo(name); })
       .def("get_worker_info",
            [](const Agent& self, torch_rpc::worker_id_t id) { return self.getWorkerInfo(id); })
-      .def("get_worker_infos", &Agent::getWorkerInfos);
+      .def("get_worker_infos", &Agent::getWorkerInfos)
+      .def(
+          "backward",
+          [](const Agent& self, std::int64_t context, const std::vector<at::Tensor>& roots,
+             bool retain_graph, double timeout) {
+            self.backward_passes().backward(context, roots, retain_graph, to_milliseconds(timeout));
+          },
+          py::arg("context_id"), py::arg("roots"), py::arg("retain_graph"), py::arg("timeout"),
+          unlocked)
+      .def("backward_passes", [](const Agent& self) { return self.backward_passes().under_way(); })
+      .def(
+          "set_faults",
+          [](Agent& self, const std::vector<std::string>& failing, int times,
+             const std::map<std::string, double>& late) {
+            self.set_faults(std::make_unique<TorchRpcFaults>(failing, times, late));
+          },
+          py::arg("failing"), py::arg("times"), py::arg("late"));
   module.def("end_torch_rpc", &end_torch_rpc, unlocked);
 }
 

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "convoy/rpc.h"
+#include "torch_backward.h"
+#include "torch_rpc_faults.h"
 #include "work_pool.h"
 
 namespace c10d {
@@ -21,6 +23,9 @@ class Store;
 }
 
 namespace convoy::python {
+
+// What a task before has left on this thread, such as a profiler's state, goes: as on a new one.
+void clean_thread();
 
 // What travels of a message of torch's: its type, payload and tensors.
 using TorchReply = std::tuple<std::int32_t, std::vector<char>, std::vector<at::Tensor>>;
@@ -68,8 +73,13 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   std::unordered_map<std::string, std::string> getMetrics() override;
   // NOLINTEND(readability-identifier-naming)
 
+  // That which serves a session; nullptr.
+  static std::shared_ptr<TorchRpcAgent> find(const rpc::Session& session);
   // A request of another worker.
   rpc::Future<TorchReply> serve(c10::intrusive_ptr<Message> request);
+  TorchBackward& backward_passes() const { return *backward_; }
+  // Before anything goes.
+  void set_faults(std::unique_ptr<TorchRpcFaults> faults) { faults_ = std::move(faults); }
 
  private:
   struct Sent;
@@ -89,6 +99,8 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   std::unordered_map<std::string, std::size_t> by_name_;
   const std::shared_ptr<WorkPool> handlers_;
   const std::shared_ptr<WorkPool> completions_;
+  const std::shared_ptr<TorchBackward> backward_;
+  std::unique_ptr<TorchRpcFaults> faults_;  // for tests
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -76,7 +76,8 @@ Agent::~Agent() {
 void Agent::meet(Store& store, int size, const Deadline& deadline) {
   const auto count = static_cast<std::size_t>(std::max(size, 1));
   if (options_.rank >= count) {
-    fail(ErrorKind::kInvalidArgument, "rank ", options_.rank, " of ", count, " workers");
+    fail(ErrorKind::kInvalidArgument, "rank must be from 0 to size - 1, got rank ", options_.rank,
+         " of ", count, " workers");
   }
   // Whoever comes first names the session.
   const std::string proposal = Id::random().to_string();
@@ -311,7 +312,7 @@ void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> hea
   if (hello.session != session_ || hello.worker >= peers_.size() ||
       peers_[hello.worker]->worker.name != hello.name ||
       peers_[hello.worker]->address != remote.address()) {
-    fail(ErrorKind::kInvalidArgument, "it is no worker of this session");
+    fail(ErrorKind::kInvalidArgument, "it is not a worker of this session");
   }
   Peer& peer = *peers_[hello.worker];
   {
@@ -381,7 +382,8 @@ void Agent::arrived(transport::Remote& remote, transport::Arrival&& arrival) noe
   try {
     adopt_parts(arrival.parts);
     if (static_cast<LetterType>(arrival.kind) == LetterType::kHello) {
-      if (arrival.parts.size() != 1) fail(ErrorKind::kInvalidArgument, "a hello without its table");
+      if (arrival.parts.size() != 1)
+        fail(ErrorKind::kInvalidArgument, "a hello without its table of functions");
       return hear_hello(remote, arrival.head, arrival.parts[0].bytes);
     }
     if (!peer) fail(ErrorKind::kInvalidArgument, "it has not said who it is");
@@ -416,14 +418,14 @@ void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
     case LetterType::kGatherAsk: return hear_gather_ask(peer, arrival);
     case LetterType::kGoodbye:
       if (!arrival.head.empty() || !arrival.parts.empty()) {
-        fail(ErrorKind::kInvalidArgument, "a goodbye with something in it");
+        fail(ErrorKind::kInvalidArgument, "a goodbye that is not empty");
       }
       return lose(peer, std::nullopt);
     case LetterType::kHello: break;
   }
   const auto handler = letter_handlers_.find(arrival.kind);
   if (handler == letter_handlers_.end()) {
-    fail(ErrorKind::kInvalidArgument, "a letter of unknown kind ", arrival.kind);
+    fail(ErrorKind::kInvalidArgument, "a message of unknown kind ", arrival.kind);
   }
   handler->second(peer.worker, arrival.head, std::move(arrival.parts));
 }

@@ -14,8 +14,8 @@ constexpr std::chrono::milliseconds kLeastTick(1);
 
 void check_outgoing(const Outgoing& outgoing) {
   if (outgoing.body.size() > Outgoing::kMostBody) {
-    fail(ErrorKind::kInvalidArgument, "a body of ", outgoing.body.size(), " bytes; at most ",
-         Outgoing::kMostBody, " go without a piece");
+    fail(ErrorKind::kInvalidArgument, "the body must have at most ", Outgoing::kMostBody,
+         " bytes, got ", outgoing.body.size(), "; send more as a piece");
   }
   if (outgoing.pieces.size() > Outgoing::kMostPieces) {
     fail(ErrorKind::kInvalidArgument, outgoing.pieces.size(), " pieces; at most ",
@@ -151,7 +151,7 @@ bool Agent::is_under_way(WorkerId worker, std::uint64_t number) const {
 
 void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<ReplyHead>(arrival.head, "reply");
-  if (head.zero != 0) fail(ErrorKind::kInvalidArgument, "this is no reply: bytes are not zero");
+  if (head.zero != 0) fail(ErrorKind::kInvalidArgument, "malformed reply: bytes are not zero");
   Call* call = nullptr;
   {
     const std::scoped_lock lock(peer.mutex);
@@ -171,7 +171,7 @@ void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {
 
 void Agent::hear_error(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<ReplyHead>(arrival.head, "error of a call");
-  if (head.zero != 0) fail(ErrorKind::kInvalidArgument, "this is no error: bytes are not zero");
+  if (head.zero != 0) fail(ErrorKind::kInvalidArgument, "malformed error: bytes are not zero");
   const ErrorFields fields = decode_error(arrival.parts.empty() ? arrival.head.subspan(sizeof head)
                                                                 : arrival.parts[0].bytes);
   Call* call = nullptr;

@@ -149,7 +149,7 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
     }
   } catch (const Error& error) {
     if (large) lock.lock();
-    log_warn("rpc, ", options_.name, ": a letter to ", peer.worker.name,
+    log_warn("rpc, ", options_.name, ": a message to ", peer.worker.name,
              " cannot be sent: ", error.what());
     if (peer.is_linked(queued.call, queued.slot, queued.number)) {
       ended.calls.emplace_back(queued.call, failure_of(*queued.call, error.kind(), error.what()));
@@ -204,7 +204,7 @@ void Agent::flush(Peer& peer) noexcept {
 void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing) {
   require_home();
   Peer& known = peer(to);
-  if (kind < kFirstOtherLetter) fail(ErrorKind::kInvalidArgument, "a letter of kind ", kind);
+  if (kind < kFirstOtherLetter) fail(ErrorKind::kInvalidArgument, "a message of kind ", kind);
   if (!known.remote.load(std::memory_order_acquire)) connect(known);
   Lock lock(known.mutex);
   if (known.lost || closed_.load()) return;

@@ -104,7 +104,7 @@ void Agent::recycle(Request* request) noexcept {
 void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<CallHead>(arrival.head, "call");
   if ((head.flags & ~kAllCallFlags) != 0 || head.number == 0 || head.behind >= head.number) {
-    fail(ErrorKind::kInvalidArgument, "this is no call: its numbers make no sense");
+    fail(ErrorKind::kInvalidArgument, "malformed call: its numbers are out of range");
   }
   Function* const function = functions_->find(head.function);
   Request* const request = new_request();
@@ -116,7 +116,7 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     if (nonsense) {
       lock.unlock();
       recycle(request);
-      fail(ErrorKind::kInvalidArgument, "calls with numbers in no order");
+      fail(ErrorKind::kInvalidArgument, "call numbers are out of order");
     }
     if (!is_new || !function) {
       if (is_new) {
@@ -211,11 +211,11 @@ void Agent::handler_waits() noexcept {
 void Agent::hear_cancel(Peer& peer, const transport::Arrival& arrival) {
   const auto head = decode_head<CancelHead>(arrival.head, "cancellation");
   if (arrival.head.size() != sizeof head || !arrival.parts.empty()) {
-    fail(ErrorKind::kInvalidArgument, "this is no cancellation: there is more behind it");
+    fail(ErrorKind::kInvalidArgument, "malformed cancellation: there is more behind it");
   }
   const std::scoped_lock lock(peer.mutex);
   if (peer.seen.ranges() > SeenNumbers::kMostRanges) {
-    fail(ErrorKind::kInvalidArgument, "cancellations with numbers in no order");
+    fail(ErrorKind::kInvalidArgument, "numbers of cancellations are out of order");
   }
   // If it has not come yet, it will be too late.
   if (peer.seen.add(head.number, std::min(head.floor, head.number))) return;

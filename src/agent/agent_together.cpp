@@ -65,7 +65,7 @@ void Agent::hear_gather(Peer& peer, transport::Arrival& arrival) {
 void Agent::hear_gather_ask(Peer& peer, const transport::Arrival& arrival) {
   const auto head = decode_head<GatherHead>(arrival.head, "question for a value");
   if (arrival.head.size() != sizeof head || !arrival.parts.empty()) {
-    fail(ErrorKind::kInvalidArgument, "this is no question for a value: there is more behind it");
+    fail(ErrorKind::kInvalidArgument, "malformed question for a value: there is more behind it");
   }
   std::string mine;
   {
@@ -134,8 +134,8 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
   for (const WorkerId id : sorted) peer(id);
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() ||
       !std::binary_search(sorted.begin(), sorted.end(), options_.rank)) {
-    fail(ErrorKind::kInvalidArgument, "all_gather: ", options_.name,
-         " must be one of those who take part, and each of them once");
+    fail(ErrorKind::kInvalidArgument, "all_gather: the list must name ", options_.name,
+         ", and each worker once");
   }
   const CallRecord::Together note(record_, together("all_gather", sorted.size()));
   // What may fail comes first: what has not begun here counts for nobody.

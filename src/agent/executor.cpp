@@ -31,7 +31,7 @@ class Executor::Here {
 };
 
 Executor::Executor(int size, Starter starter) : size_(size), starter_(std::move(starter)) {
-  if (size < 1) fail(ErrorKind::kInvalidArgument, "a pool needs at least 1 thread, got ", size);
+  if (size < 1) fail(ErrorKind::kInvalidArgument, "a pool of threads must have >= 1, got ", size);
 }
 
 Executor::~Executor() { stop(); }

@@ -27,9 +27,10 @@ void call_listener(const Listener& listener, const Arguments&... arguments) noex
   try {
     listener(arguments...);
   } catch (const std::exception& error) {
-    log_error("rpc: who wanted to know of workers threw: ", error.what());
+    log_error("rpc: a callback for changes of workers threw: ", error.what());
   } catch (...) {
-    log_error("rpc: who wanted to know of workers threw something that is no std::exception");
+    log_error(
+        "rpc: a callback for changes of workers threw something that is not a std::exception");
   }
 }
 
@@ -145,7 +146,7 @@ void Membership::tell_others(const Event& event, std::uint64_t version) {
       agent_.send_letter(worker.id, kViewLetter, {.body = std::as_bytes(std::span(body))});
     } catch (const Error& error) {
       log_warn("rpc, ", agent_.self().name, ": ", worker.name,
-               " cannot be told who is there: ", error.what());
+               " cannot be sent the list of workers: ", error.what());
     }
   }
 }
@@ -176,9 +177,9 @@ void Membership::refresh() noexcept try {
 } catch (const Error& error) {
   const std::scoped_lock lock(order_);
   if (error.kind() == ErrorKind::kPeerLost) store_lost_ = error.what();
-  log_warn("rpc: who is in the session cannot be read: ", error.what());
+  log_warn("rpc: the list of workers cannot be read from the store: ", error.what());
 } catch (const std::exception& error) {
-  log_warn("rpc: who is in the session cannot be read: ", error.what());
+  log_warn("rpc: the list of workers cannot be read from the store: ", error.what());
 }
 
 // --- coming and going ---
@@ -251,8 +252,8 @@ void Membership::check_leave() {
   if (!is_dynamic() || !place_.served_here) return;
   const View now = view();
   if (now.workers.size() <= 1) return;
-  fail(ErrorKind::kInvalidArgument, agent_.self().name,
-       " serves the store by which workers come and go, and ", now.workers.size() - 1,
+  fail(ErrorKind::kInvalidArgument, agent_.self().name, " serves the session's store, and ",
+       now.workers.size() - 1,
        " others are still there: shut it down last; under `convoy run` and with file:// any worker "
        "may leave");
 }
@@ -282,15 +283,17 @@ void Membership::report(WorkerId worker, Kind kind) noexcept {
         if (append(event, following)) break;
       }
     } catch (const Error& error) {
-      log_warn("rpc: who has gone cannot be written down, and nobody can join any more: ",
-               error.what());
+      log_warn(
+          "rpc: the loss of a worker cannot be written to the store, so no worker can join any "
+          "more: ",
+          error.what());
       store_lost_ = error.what();
       if (present()) apply(event, true, following);
     }
     const std::uint64_t version = state_.lock()->version;
     tell_others(event, version);
   } catch (const std::exception& error) {
-    log_warn("rpc: others cannot be told who has gone: ", error.what());
+    log_warn("rpc: other workers cannot be told of a lost worker: ", error.what());
   }
 }
 
@@ -324,7 +327,7 @@ void Membership::gone(const Worker& worker, const std::string& why) noexcept try
   }
   if (is_dynamic()) agent_.post([this, id = worker.id, kind] { report(id, kind); });
 } catch (const std::exception& error) {
-  log_warn("rpc: ", worker.name, " is gone, and not everybody hears of it: ", error.what());
+  log_warn("rpc: ", worker.name, " is gone, and not every worker could be told: ", error.what());
 }
 
 // --- who wants to know ---

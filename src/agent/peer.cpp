@@ -17,7 +17,8 @@ PeerTable::~PeerTable() {
 
 void PeerTable::push_back(std::unique_ptr<Peer> peer) {
   const std::size_t i = size_.load(std::memory_order_relaxed);
-  if (i == kMost) fail(ErrorKind::kResource, "a session has had ", kMost, " workers: no more");
+  if (i == kMost)
+    fail(ErrorKind::kResource, "a session has had ", kMost, " workers, the most that it can have");
   auto& chunk = chunks_[i / kChunk];
   if (!chunk.load(std::memory_order_relaxed)) chunk.store(new Chunk, std::memory_order_release);
   (*chunk.load(std::memory_order_relaxed))[i % kChunk] = std::move(peer);

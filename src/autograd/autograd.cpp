@@ -29,7 +29,7 @@ at::Tensor Gradients::at(const at::Tensor& leaf) const {
   const auto place = places_.find(leaf.unsafeGetTensorImpl());
   if (place == places_.end()) {
     fail(ErrorKind::kInvalidArgument, "autograd: there is no gradient of this tensor among ",
-         items_.size(), ": the roots do not depend on it, or it is no leaf of this worker");
+         items_.size(), ": the roots do not depend on it, or it is not a leaf of this worker");
   }
   return items_[place->second].second;
 }

@@ -41,7 +41,7 @@ void append(rpc::detail::TrailerTail& tail, const void* data, std::size_t bytes)
 template <class T>
 void take(std::span<const std::byte>& tail, T* to, std::size_t count) {
   if (tail.size() < count * sizeof(T)) {
-    fail(ErrorKind::kInvalidArgument, "this is no value of a call: its lineage ends early");
+    fail(ErrorKind::kInvalidArgument, "malformed value of a call: its lineage ends early");
   }
   if (count != 0) std::memcpy(to, tail.data(), count * sizeof(T));
   tail = tail.subspan(count * sizeof(T));
@@ -59,7 +59,7 @@ Tail decode_tail(std::span<const std::byte> bytes) {
   Tail tail;
   tail.too_deep = head.depth == kTooDeep;
   if ((!tail.too_deep && head.depth > FramePlace::kMostDepth) || head.lineage > Lineage::kMost) {
-    fail(ErrorKind::kInvalidArgument, "this is no value of a call: its lineage is too long");
+    fail(ErrorKind::kInvalidArgument, "malformed value of a call: its lineage is too long");
   }
   if (!tail.too_deep) {
     tail.path.resize(head.depth);
@@ -69,7 +69,7 @@ Tail decode_tail(std::span<const std::byte> bytes) {
   tail.lineage.all.resize(head.lineage);
   take(bytes, tail.lineage.all.data(), head.lineage);
   if (!bytes.empty()) {
-    fail(ErrorKind::kInvalidArgument, "this is no value of a call: there is more behind it");
+    fail(ErrorKind::kInvalidArgument, "malformed value of a call: there is more behind it");
   }
   return tail;
 }

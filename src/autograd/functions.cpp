@@ -36,7 +36,7 @@ rpc::Future<GradientReply> take_gradient(const PassHead& head, std::uint64_t mes
   const auto pass = may_be_new ? registry.find_or_make_pass(head) : registry.find_pass(head.pass);
   if (!pass) {
     if (!registry.has_ended(head.pass)) {
-      fail(ErrorKind::kInvalidArgument, "autograd: nobody has asked for message ", message,
+      fail(ErrorKind::kInvalidArgument, "autograd: no worker has asked for message ", message,
            " of context ", head.context, " in this backward pass");
     }
     return Pass::nothing_for_root();

@@ -147,7 +147,7 @@ std::vector<Ports> Pass::expand(std::uint32_t batch, const std::vector<Ports>& p
   if (known != answers_.end()) return known->second;
   if (batch > kMostBatches) {
     fail(ErrorKind::kInvalidArgument,
-         "autograd: this is no question of a backward pass: it is number ", batch);
+         "autograd: malformed question of a backward pass: it is number ", batch);
   }
   return answers_.emplace(batch, expand_locked(ports)).first->second;
 }

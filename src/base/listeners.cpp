@@ -39,7 +39,7 @@ void EventListener::call(const Event& event) {
   } catch (const std::exception& thrown) {
     log_warn("a function given to on_event threw: ", thrown.what());
   } catch (...) {
-    log_warn("a function given to on_event threw something that is no std::exception");
+    log_warn("a function given to on_event threw something that is not a std::exception");
   }
   {
     auto state = state_.lock();

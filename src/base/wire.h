@@ -87,7 +87,7 @@ class WireWriter {
 
 // Takes fields from the front of what another process wrote, which may be anything. Neither copies
 // nor allocates: views point into the bytes, which must stay and which nobody may change meanwhile.
-// Errors are kInvalidArgument: "this is no <what>: it is cut off".
+// Errors are kInvalidArgument: "malformed <what>: it is cut off".
 class WireReader {
  public:
   WireReader(std::string_view bytes, const char* what) : bytes_(bytes), what_(what) {}
@@ -139,7 +139,7 @@ class WireReader {
   std::size_t left() const { return bytes_.size(); }
 
   [[noreturn]] void bad(const char* why) const {
-    fail(ErrorKind::kInvalidArgument, "this is no ", what_, ": ", why);
+    fail(ErrorKind::kInvalidArgument, "malformed ", what_, ": ", why);
   }
 
  private:

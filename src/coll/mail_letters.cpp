@@ -135,7 +135,7 @@ bool Mail::take_letters(int rank) {
     const Letter::Header header = received.header;
     if (!Letter::is_sound(header, engine_.layout_.letter_bytes())) {
       break_group(ErrorKind::kInternal,
-                  concat("rank ", rank, " wrote a letter that makes no sense (kind ",
+                  concat("rank ", rank, " wrote an invalid message (kind ",
                          static_cast<int>(header.kind), ", type ", static_cast<int>(header.type),
                          ", ", header.bytes, " bytes): something overwrites its memory"));
       return true;

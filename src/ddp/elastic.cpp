@@ -65,7 +65,7 @@ class ElasticRank {
         const auto failed = std::exchange(failed_, next_);
         if (failed != next_) unharmed_ = 0;
         if (unharmed_ == kRepeats) throw;
-        log_warn("step ", next_, ": ", e.what(), "; going on with who is left");
+        log_warn("step ", next_, ": ", e.what(), "; going on with the ranks that are left");
         shrink();
         if (group_.size() == before) ++unharmed_;
         change();

@@ -178,7 +178,7 @@ Bytes ProcessGroup::recv_object(int source, const MessageOptions& options,
   const int sender = recv(length, source, options);
   if (length.item<std::int64_t>() < 0) {
     fail(ErrorKind::kInvalidArgument, impl().head("recv_object"), "what rank ", sender,
-         " sent is no object");
+         " sent is not an object");
   }
   auto object = make<Bytes>(length.item<std::int64_t>());
   const auto memory = lasting(impl(), object);

@@ -47,7 +47,7 @@ void Work::then(std::function<void(std::exception_ptr)> function) const {
     } catch (const std::exception& thrown) {
       log_warn("a function given to Work::then threw: ", thrown.what());
     } catch (...) {
-      log_warn("a function given to Work::then threw something that is no std::exception");
+      log_warn("a function given to Work::then threw something that is not a std::exception");
     }
   };
   if (!work_) return run(nullptr);

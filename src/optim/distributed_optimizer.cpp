@@ -176,7 +176,7 @@ void DistributedOptimizer::Impl::check(const std::vector<DistributedGroup>& grou
                          group.names.size(), " names");
     }
     for (const auto& parameter : group.parameters) {
-      if (!parameter) refuse_distributed("parameter ", count, " is no reference");
+      if (!parameter) refuse_distributed("parameter ", count, " is an empty reference");
       ++count;
     }
   }

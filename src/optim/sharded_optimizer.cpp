@@ -20,7 +20,7 @@ namespace convoy {
 namespace {
 
 void check(const ShardedOptimizerOptions& options) {
-  if (!(options.max_norm >= 0)) refuse_sharded("a largest norm of ", options.max_norm);
+  if (!(options.max_norm >= 0)) refuse_sharded("max_norm must be >= 0, got ", options.max_norm);
   if (options.norm_type != 2 && options.norm_type != std::numeric_limits<double>::infinity()) {
     refuse_sharded("a norm of ", options.norm_type);
   }

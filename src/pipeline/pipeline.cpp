@@ -257,7 +257,7 @@ Pipeline::Pipeline(const rpc::Session& session, std::vector<RRef<PipelineStage>>
                    const PipelineOptions& options) {
   if (stages.empty()) fail(ErrorKind::kInvalidArgument, "pipeline: there are no stages");
   for (const auto& stage : stages) {
-    if (!stage) fail(ErrorKind::kInvalidArgument, "pipeline: a stage is no reference");
+    if (!stage) fail(ErrorKind::kInvalidArgument, "pipeline: a stage is an empty reference");
   }
   if (options.micro_batches < 1) {
     fail(ErrorKind::kInvalidArgument, "pipeline: micro_batches must be >= 1, got ",

@@ -61,7 +61,7 @@ PipelineStage::Impl::Impl(Forward forward, std::vector<at::Tensor> parameters, L
   for (const at::Tensor& parameter : parameters_) {
     if (parameter.defined() && parameter.is_leaf()) continue;
     fail(ErrorKind::kInvalidArgument, "PipelineStage: a parameter is ",
-         parameter.defined() ? "no leaf of the graph" : "undefined");
+         parameter.defined() ? "not a leaf of the graph" : "undefined");
   }
 }
 
@@ -83,7 +83,7 @@ void PipelineStage::Impl::close() noexcept {
 
 void PipelineStage::Impl::fail_all() {
   const auto error = std::make_exception_ptr(
-      Error(ErrorKind::kCancelled, "pipeline: nobody refers to the stage any more"));
+      Error(ErrorKind::kCancelled, "pipeline: the last reference to the stage is gone"));
   const std::scoped_lock lock(mutex_);
   for (const auto& [step, run] : runs_) run->fail(error);
 }
@@ -120,8 +120,8 @@ void PipelineStage::Impl::begin(const detail::StagePlan& plan, const rpc::Sessio
 }
 
 void PipelineStage::Impl::driver_lost(int driver, const Error& error) {
-  const auto why = std::make_exception_ptr(
-      Error(ErrorKind::kPeerLost, concat("pipeline: whoever runs it is gone: ", error.what())));
+  const auto why = std::make_exception_ptr(Error(
+      ErrorKind::kPeerLost, concat("pipeline: the worker that runs it is gone: ", error.what())));
   std::vector<std::uint64_t> steps;
   {
     const std::scoped_lock lock(mutex_);
@@ -247,7 +247,7 @@ void PipelineStage::Impl::forward(const RunPtr& run, int micro_batch) {
   if (has_loss) {
     output = loss_(output, target);
     if (!output.defined() || output.numel() != 1) {
-      fail(ErrorKind::kInvalidArgument, "the loss is no scalar");
+      fail(ErrorKind::kInvalidArgument, "the loss must be a scalar");
     }
   }
   run->report.times.insert(run->report.times.end(), {begin, now_in_ns()});
@@ -314,7 +314,7 @@ void begin_step(PipelineStage& stage, const StagePlan& plan) {
 }
 rpc::Future<StageReport> end_of_step(PipelineStage& stage, std::uint64_t step) {
   const auto run = stage.impl().find(step);
-  if (!run) fail(ErrorKind::kInvalidArgument, "PipelineStage: it is in no step ", step);
+  if (!run) fail(ErrorKind::kInvalidArgument, "PipelineStage: there is no step ", step);
   return run->ended();
 }
 void take_input(PipelineStage& stage, std::uint64_t step, std::int32_t kind,

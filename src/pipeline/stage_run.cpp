@@ -12,7 +12,7 @@ StageRun::StageRun(const detail::StagePlan& plan)
                     plan.weights.size() == static_cast<std::size_t>(plan.micro_batches) &&
                     plan.previous.has_value() == (plan.index != 0) &&
                     plan.next.has_value() == (plan.index + 1 != plan.stages);
-  if (!fits) convoy::fail(ErrorKind::kInvalidArgument, "pipeline: a plan that fits no stage");
+  if (!fits) convoy::fail(ErrorKind::kInvalidArgument, "pipeline: malformed plan of a step");
   const auto count = static_cast<std::size_t>(plan.micro_batches);
   kept.resize(count);
   activations_.resize(count);
@@ -32,7 +32,8 @@ std::vector<at::Tensor>& StageRun::came(StageInput kind) {
     case StageInput::kGradient: return gradients_;
     case StageInput::kTarget: return targets_;
   }
-  convoy::fail(ErrorKind::kInvalidArgument, "pipeline: an input of kind ", static_cast<int>(kind));
+  convoy::fail(ErrorKind::kInvalidArgument,
+               "pipeline: unknown kind of input: ", static_cast<int>(kind));
 }
 
 void StageRun::take(StageInput kind, int micro_batch, const at::Tensor& tensor) {

@@ -218,7 +218,8 @@ void FutureCore::end(std::exception_ptr error) noexcept {
 
 void FutureCore::check() const {
   if (!done()) {
-    fail(ErrorKind::kInvalidArgument, "a future's result() is asked for before it is done");
+    fail(ErrorKind::kInvalidArgument,
+         "result() was called before the future was done; call wait() first");
   }
   if (error_) std::rethrow_exception(error_);
 }
@@ -256,7 +257,8 @@ void wake_when_done(FutureCore& core, const std::weak_ptr<SessionImpl>& session)
 }
 
 [[noreturn]] void fail_late() {
-  fail(ErrorKind::kTimeout, "a future has not ended by the deadline of wait(); it goes on");
+  fail(ErrorKind::kTimeout,
+       "the future was not done by the deadline of wait(); its operation continues");
 }
 
 // The session that a wait of this thread belongs to: whose handler runs, or the future's.
@@ -451,15 +453,18 @@ void wait_for_call(SessionImpl& session, FutureCore& core) {
   core.check();
 }
 
-void fail_empty_future() { fail(ErrorKind::kInvalidArgument, "this future is of nothing"); }
+void fail_empty_future() {
+  fail(ErrorKind::kInvalidArgument,
+       "this future is empty: it was default-constructed or moved from");
+}
 
 void fail_ended_twice() {
-  fail(ErrorKind::kInvalidArgument, "the promise has a value or an error already");
+  fail(ErrorKind::kInvalidArgument, "the promise already has a value or an error");
 }
 
 std::exception_ptr broken_promise() {
   return std::make_exception_ptr(
-      Error(ErrorKind::kCancelled, "the promise of this future has gone without a result"));
+      Error(ErrorKind::kCancelled, "the promise of this future was destroyed without a result"));
 }
 
 }  // namespace detail

@@ -100,7 +100,8 @@ std::vector<OperatorValue> run_operator(const std::string& text,
 
 void fail_operator_result(std::size_t wanted, std::size_t got) {
   if (wanted == got) {
-    fail(ErrorKind::kInvalidArgument, "the operator's result is of another type than is asked for");
+    fail(ErrorKind::kInvalidArgument,
+         "the operator's result does not have the type that was asked for");
   }
   fail(ErrorKind::kInvalidArgument, "the operator has ", got, " results, not ", wanted);
 }

@@ -96,7 +96,7 @@ RecordTrailer decode_trailer(std::span<const std::byte>& bytes, std::size_t tens
       return trailer;
     }
   }
-  fail(ErrorKind::kInvalidArgument, "this is no value of a call: there is more behind it");
+  fail(ErrorKind::kInvalidArgument, "malformed value of a call: there is more behind it");
 }
 
 }  // namespace convoy::rpc::detail

@@ -101,7 +101,7 @@ void fail_object(const std::type_info* has, const std::type_info& wanted) {
   if (!has) throw Refusal(concat("there is no ", text.text(), ": the pointer is empty"));
   Describer other;
   other.add_name(*has);
-  throw Refusal(concat("the reference is to ", other.text(), ", which is no ", text.text()));
+  throw Refusal(concat("the reference is to ", other.text(), ", which is not a ", text.text()));
 }
 
 void fail_result(const std::type_info& type) {
@@ -194,7 +194,7 @@ void tell_lost(const std::function<void(const Error&)>& callback, const Error& e
   } catch (const std::exception& thrown) {
     log_error("rpc: a callback of RRef::on_lost threw: ", thrown.what());
   } catch (...) {
-    log_error("rpc: a callback of RRef::on_lost threw something that is no std::exception");
+    log_error("rpc: a callback of RRef::on_lost threw something that is not a std::exception");
   }
 }
 

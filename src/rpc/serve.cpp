@@ -152,7 +152,7 @@ void ServedCall::refuse(const std::exception_ptr& error) const noexcept {
   if (!error) {
     request_of(call_).fail(ErrorKind::kInvalidArgument, "",
                            (flags_ & kOnReference) != 0
-                               ? "it is no function of an object"
+                               ? "it is not a member function"
                                : "it is a function of an object that cannot be passed by value; it "
                                  "is called on a reference to one");
     return;

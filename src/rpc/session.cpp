@@ -46,7 +46,7 @@ Place find_open_place(const SessionOptions& options) {
     rank = open.rank;
   }
   if (options.name.empty() && !rank) {
-    fail(ErrorKind::kInvalidArgument, "rpc: a worker that comes and goes needs a name");
+    fail(ErrorKind::kInvalidArgument, "rpc: with dynamic membership a worker needs a name");
   }
   check_kind(*place.store, "not fixed");
   place.rank = rank.value_or(0);
@@ -69,7 +69,8 @@ Place find_place(const SessionOptions& options, const Deadline& deadline) {
   const int rank = *options.rank;
   const int size = *options.size;
   if (size < 1 || rank < 0 || rank >= size) {
-    fail(ErrorKind::kInvalidArgument, "rpc: rank ", rank, " of ", size, " workers makes no sense");
+    fail(ErrorKind::kInvalidArgument, "rpc: rank must be from 0 to size - 1, got rank ", rank,
+         " of ", size, " workers");
   }
   // Sessions of one store are numbered by each worker: all count alike.
   static_cast<void>(deadline);
@@ -137,8 +138,7 @@ SessionImpl::SessionImpl(const SessionOptions& options, const Choose& choose)
   made.handlers = exported_handlers();
   made.enter_handler = &clean_thread_state;
   made.user = this;
-  const Place place =
-      choose ? Place{nullptr, options.rank.value_or(0)} : find_place(options, deadline);
+  place_ = choose ? Place{nullptr, options.rank.value_or(0)} : find_place(options, deadline);
   made.rank = static_cast<agent::WorkerId>(place.rank);
   made.name = options.name.empty() ? concat("worker", place.rank) : options.name;
   if (choose) choose(made);

@@ -428,13 +428,13 @@ void ValueWriter::finish() const {
 }
 
 void ValueSource::wrong_kind() const {
-  fail(ErrorKind::kInvalidArgument, "this is no ", kWhat, ": it does not fit its type");
+  fail(ErrorKind::kInvalidArgument, "malformed ", kWhat, ": it does not fit its type");
 }
 
 void ValueSource::finish() const {
   if (at_ == end_) return;
   if (!take_trailer_) {
-    fail(ErrorKind::kInvalidArgument, "this is no ", kWhat, ": there is more behind it");
+    fail(ErrorKind::kInvalidArgument, "malformed ", kWhat, ": there is more behind it");
   }
   take_trailer_(trailer_data_, with_grad_, at_, static_cast<std::size_t>(end_ - at_));
 }

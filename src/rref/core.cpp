@@ -70,7 +70,7 @@ void Core::watch(WorkerId worker, Incarnation incarnation, const Use& use) {
   if (!use || worker >= agent_.workers().size()) return;  // it is told when it joins
   if (incarnation_of(worker) == incarnation) return agent_.watch(worker);
   with([&](Machine& machine) {
-    machine.lost(worker, incarnation, "it is no worker of this session");
+    machine.lost(worker, incarnation, "it is not a worker of this session");
   });
 }
 

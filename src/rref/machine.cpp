@@ -175,7 +175,7 @@ void Machine::hear(WorkerId from, std::span<const std::byte> bytes) {
   sender.answers += sender.link.unacknowledged() - before;
   if (sender.answers > kMostKept) {
     fail(ErrorKind::kInvalidArgument, "references: ", name_of(from),
-         " asks without end, and takes no answers");
+         " sends requests but takes no answers");
   }
 }
 

@@ -105,7 +105,7 @@ Entry* Machine::take(WorkerId from, const Passed& passed) {
   const std::uint64_t number = passed.passage & kMostPassage;
   if (number == 0 || number > kMostPassage / 2 || passed.id.number == 0 ||
       passed.owner_incarnation == 0) {
-    fail(ErrorKind::kInvalidArgument, "references: this is none: ", to_string(passed.id));
+    fail(ErrorKind::kInvalidArgument, "references: invalid id ", to_string(passed.id));
   }
   const bool answer = (passed.passage & Passed::kReply) != 0;
   if (closed_) fail(closed_why_.kind, closed_why_.text);
@@ -115,7 +115,7 @@ Entry* Machine::take(WorkerId from, const Passed& passed) {
          " has given up");
   }
   if (sender.taken.ranges() > kMostKept) {
-    fail(ErrorKind::kInvalidArgument, "references with numbers in no order");
+    fail(ErrorKind::kInvalidArgument, "references: numbers are out of order");
   }
   Party& owner = party(passed.id.owner, passed.owner_incarnation, &sender);
   require_known(passed.id, owner);
@@ -223,7 +223,7 @@ void Machine::hear_close(Party& from, const Record& record) {
   const auto refuse = [&] {
     from.taken.add(number, 0);
     if (from.taken.ranges() > kMostKept) {
-      fail(ErrorKind::kInvalidArgument, "references with numbers in no order");
+      fail(ErrorKind::kInvalidArgument, "references: numbers are out of order");
     }
     put(from, {.type = RecordType::kRefuse, .number = number}, Link::When::kLazy);
   };
@@ -234,7 +234,7 @@ void Machine::hear_close(Party& from, const Record& record) {
     if (waits) return;
     if (from.doubted.insert(number).second) {
       if (from.doubted.size() <= kMostKept) return;
-      fail(ErrorKind::kInvalidArgument, "references: questions about too many answers");
+      fail(ErrorKind::kInvalidArgument, "references: too many answers were asked about");
     }
     from.doubted.erase(number);
     return refuse();

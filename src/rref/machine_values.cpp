@@ -78,7 +78,7 @@ Entry* Machine::begin(WorkerId from, const CreationHead& head) {
   Party& creator = current(from);
   if (id.owner != options_.self || id.creator != from || id.number == 0 ||
       id.number > kMostNumber) {
-    fail(ErrorKind::kInvalidArgument, "references: this creates no value here: ", to_string(id));
+    fail(ErrorKind::kInvalidArgument, "references: not a value of this worker: ", to_string(id));
   }
   const auto refuse = [&] {
     fail(ErrorKind::kCancelled, describe(id), " is not created: its creator has given up");
@@ -90,7 +90,7 @@ Entry* Machine::begin(WorkerId from, const CreationHead& head) {
   } else {
     if (!creator.created.add(id.number, 0)) refuse();
     if (creator.created.ranges() > kMostKept) {
-      fail(ErrorKind::kInvalidArgument, "references: values with numbers in no order");
+      fail(ErrorKind::kInvalidArgument, "references: numbers of values are out of order");
     }
   }
   Entry* const entry = found == owned_.end() ? new_owned(id, EntryState::kExpected) : found->second;
@@ -207,7 +207,7 @@ void Machine::hear_abandon(Party& from, const Record& record) {
   // From now on its call is too late.
   if (!from.created.add(id.number, 0)) return;
   if (from.created.ranges() > kMostKept) {
-    fail(ErrorKind::kInvalidArgument, "references: values with numbers in no order");
+    fail(ErrorKind::kInvalidArgument, "references: numbers of values are out of order");
   }
   const auto found = owned_.find(id);
   if (found != owned_.end()) fail_expected(*found->second, record.failure);

@@ -86,7 +86,7 @@ ReferenceLetter decode_letter(std::span<const std::byte> bytes) {
   if (letter.head.zero != 0) reader.bad("bytes are not zero");
   if (letter.head.count != 0 && letter.head.first == 0) reader.bad("records count from 1");
   if (letter.head.first > UINT64_MAX / 2 || letter.head.taken > UINT64_MAX / 2) {
-    reader.bad("its numbers make no sense");
+    reader.bad("its numbers are out of range");
   }
   if (letter.head.count > bytes.size() / kLeastRecord) reader.bad("it is too short");
   letter.records.reserve(letter.head.count);

@@ -10,7 +10,7 @@ std::string Address::encode() const { return concat(id.to_string(), " ", where);
 Address Address::decode(const std::string& text) {
   constexpr std::size_t kIdDigits = 32;
   if (text.size() <= kIdDigits || text[kIdDigits] != ' ') {
-    fail(ErrorKind::kInvalidArgument, "this is no address of an endpoint: '", text, "'");
+    fail(ErrorKind::kInvalidArgument, "malformed endpoint address: '", text, "'");
   }
   return {Id::parse(std::string_view(text).substr(0, kIdDigits)), text.substr(kIdDigits + 1)};
 }
@@ -23,15 +23,15 @@ std::size_t piece_bytes(const Letter& letter) {
 
 void check_letter(const Letter& letter, std::size_t most_bytes) {
   if (letter.head.size() > Letter::kMostHead) {
-    fail(ErrorKind::kInvalidArgument, "a letter's head of ", letter.head.size(), " bytes; at most ",
-         Letter::kMostHead, ": send more as a piece");
+    fail(ErrorKind::kInvalidArgument, "a message's head of ", letter.head.size(),
+         " bytes; at most ", Letter::kMostHead, ": send more as a piece");
   }
   if (letter.pieces.size() > Letter::kMostPieces) {
-    fail(ErrorKind::kInvalidArgument, "a letter of ", letter.pieces.size(), " pieces; at most ",
+    fail(ErrorKind::kInvalidArgument, "a message of ", letter.pieces.size(), " pieces; at most ",
          Letter::kMostPieces);
   }
   if (const std::size_t bytes = piece_bytes(letter); bytes > most_bytes) {
-    fail(ErrorKind::kInvalidArgument, "a letter of ", bytes, " bytes; at most ", most_bytes,
+    fail(ErrorKind::kInvalidArgument, "a message of ", bytes, " bytes; at most ", most_bytes,
          " may be on their way to one remote (the endpoint's quota)");
   }
 }

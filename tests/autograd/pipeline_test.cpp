@@ -398,7 +398,7 @@ TEST(PipelineTest, BadArguments) {
     const auto stages = make_stages(session);
     const auto kInvalid = ErrorKind::kInvalidArgument;
     expect_error(kInvalid, "no stages", [&] { Pipeline(session, {}); });
-    expect_error(kInvalid, "no reference", [&] { Pipeline(session, {stages[0], {}}); });
+    expect_error(kInvalid, "an empty reference", [&] { Pipeline(session, {stages[0], {}}); });
     expect_error(kInvalid, "got 0", [&] { Pipeline(session, stages, {.micro_batches = 0}); });
     const Pipeline pipeline(session, stages);
     expect_error(kInvalid, "the input cannot be cut", [&] { pipeline.step(batch(3, 0), {}); });
@@ -484,7 +484,7 @@ TEST(PipelineTest, TheDriverDies) {
       while ((!stage_here() || stage_here()->last_error().empty()) && !deadline.expired()) {
         std::this_thread::yield();
       }
-      EXPECT_THAT(stage_here()->last_error(), HasSubstr("whoever runs it is gone"));
+      EXPECT_THAT(stage_here()->last_error(), HasSubstr("the worker that runs it is gone"));
       r.mark("told");
     }
     r.wait_for("end");

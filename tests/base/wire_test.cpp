@@ -80,11 +80,11 @@ TEST(WireTest, EveryCutIsRefused) {
   WireWriter out(bytes);
   put_all(out);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
-    expect_error(ErrorKind::kInvalidArgument, "this is no thing: it is cut off",
+    expect_error(ErrorKind::kInvalidArgument, "malformed thing: it is cut off",
                  [&] { expect_all({std::string_view(bytes).substr(0, length), "thing"}); });
   }
   bytes += 'x';
-  expect_error(ErrorKind::kInvalidArgument, "this is no thing: there is more behind it",
+  expect_error(ErrorKind::kInvalidArgument, "malformed thing: there is more behind it",
                [&] { expect_all({bytes, "thing"}); });
 }
 

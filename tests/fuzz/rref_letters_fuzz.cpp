@@ -291,7 +291,7 @@ class Scene {
         for (auto& call : output.calls) call();
         for (const auto& [worker, incarnation] : output.watch) {
           if (incarnation != incarnation_of(worker) || worker > kHonest) {
-            machine->lost(worker, incarnation, "it is no worker of this session");
+            machine->lost(worker, incarnation, "it is not a worker of this session");
           }
         }
         const WorkerId self = machine == &victim_ ? kVictim : kHonest;

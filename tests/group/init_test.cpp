@@ -114,7 +114,7 @@ TEST(NewGroupTest, Errors) {
   refused(HasSubstr("neither true nor false"), "convoy", config);
   config = alone;
   config.rank = 1;
-  refused(HasSubstr("rank 1 of 1 ranks"), "convoy", config);
+  refused(HasSubstr("from 0 to size - 1, got rank 1 of 1"), "convoy", config);
   config.rank.reset();
   refused(HasSubstr("say .rank and .size"), "convoy", config);
   config = alone;

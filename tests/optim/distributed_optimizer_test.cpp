@@ -412,7 +412,7 @@ TEST(DistributedOptimizerTest, ErrorsOfConstruction) {  // test_dist_optim_excep
     expect({good, mine}, "worker0", "parameter 1: can't optimize a non-leaf Tensor");
     expect_error(ErrorKind::kInvalidArgument, "empty parameter list",
                  [&] { const DistributedOptimizer none(session, Parameters(), Sgd{}); });
-    expect_error(ErrorKind::kInvalidArgument, "parameter 1 is no reference",
+    expect_error(ErrorKind::kInvalidArgument, "parameter 1 is an empty reference",
                  [&] { const DistributedOptimizer none(session, Parameters{good, {}}, Sgd{}); });
     expect_error(ErrorKind::kInvalidArgument, "a momentum of -1", [&] {
       const DistributedOptimizer none(session, Parameters{good}, Sgd{.momentum = -1});

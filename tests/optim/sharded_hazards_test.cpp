@@ -201,7 +201,8 @@ TEST(ShardedOptimizerTest, WhatItRefuses) {
     EXPECT_THAT(text({one, one}, optim::SGDOptions(1), {}), HasSubstr("in two groups"));
     EXPECT_THAT(text({optim::OptimizerParamGroup({at::ones({2})})}, optim::SGDOptions(1), {}),
                 HasSubstr("not a parameter of the reducer"));
-    EXPECT_THAT(text(all, optim::SGDOptions(1), {.max_norm = -1}), HasSubstr("a largest norm"));
+    EXPECT_THAT(text(all, optim::SGDOptions(1), {.max_norm = -1}),
+                HasSubstr("max_norm must be >= 0, got -1"));
     {
       ShardedOptimizer<optim::SGD> first(model.reducer(), {one}, 0.1, {.in_backward = true});
       EXPECT_THAT(text(all, optim::SGDOptions(1), {}), HasSubstr("taken by another optimizer"));

@@ -500,11 +500,11 @@ TEST(RRefTest, ReferencesOfAnotherType) {
     const RRef<at::Tensor> wrong(number.handle());
     expect_error(ErrorKind::kInvalidArgument, "type", [&] { wrong.to_here(); });
     // At the owner.
-    expect_error(ErrorKind::kInvalidArgument, "which is no",
+    expect_error(ErrorKind::kInvalidArgument, "which is not a",
                  [&] { rpc.rpc_sync<add_rref_to_value>(1 - rank, wrong, torch::ones({1})); });
     const RRef<at::Tensor> own(rpc.rref(3).handle());
-    expect_error(ErrorKind::kInvalidArgument, "which is no", [&] { own.to_here(); });
-    expect_error(ErrorKind::kInvalidArgument, "which is no", [&] { own.local_value(); });
+    expect_error(ErrorKind::kInvalidArgument, "which is not a", [&] { own.to_here(); });
+    expect_error(ErrorKind::kInvalidArgument, "which is not a", [&] { own.local_value(); });
     EXPECT_EQ(number.to_here(), 3);
   });
 }

@@ -22,7 +22,8 @@ namespace {
 constexpr int kOneSecond = 1'000'000'000;
 
 std::filesystem::path page() {
-  return std::filesystem::path(__FILE__).parent_path() / ".." / ".." / "docs" / "wire.md";
+  return std::filesystem::path(__FILE__).parent_path() / ".." / ".." / "docs" / "internals" /
+         "wire.md";
 }
 
 // Blocks of the page: name to bytes in hexadecimal. A line has bytes, and after two spaces or more

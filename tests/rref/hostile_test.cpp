@@ -205,7 +205,7 @@ TEST(RRefHostile, TheSameNumberOfTwoIncarnations) {
   EXPECT_EQ(net[1].users(), 2u);
   net[1].drop(*first);
   EXPECT_EQ(net[1].users(), 1u);
-  net[1].lost(2, other, "it is no worker of this session");
+  net[1].lost(2, other, "it is not a worker of this session");
   EXPECT_EQ(second->state, EntryState::kDead);
   EXPECT_EQ(net[1].users(), 0u);
   net[1].drop(*second);

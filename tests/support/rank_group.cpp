@@ -223,7 +223,7 @@ std::optional<RankFailure> call_rank(const RankFunction& function, Rank& rank) {
   } catch (const std::exception& error) {
     failure.text = concat("threw ", typeid(error).name(), ": ", error.what());
   } catch (...) {
-    failure.text = "threw something that is no std::exception";
+    failure.text = "threw something that is not a std::exception";
   }
   return failure;
 }

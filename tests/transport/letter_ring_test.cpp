@@ -64,7 +64,7 @@ TEST(LetterRingTest, NonsenseIsAnError) {
     std::memcpy(to.data(), entry.data(), entry.size());
     writer.commit();
     change(writer.layout(), reinterpret_cast<std::uint32_t*>(to.data()));
-    expect_error(ErrorKind::kInvalidArgument, "ring of letters", [&] {
+    expect_error(ErrorKind::kInvalidArgument, "ring of messages", [&] {
       std::array<std::byte, 64> small;
       Bytes large;
       parse_letter(reader.take(small, large));

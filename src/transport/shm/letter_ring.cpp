@@ -23,7 +23,7 @@ Value value_at(const std::byte* place) {
 std::byte* data_of(const Mapping& mapping) { return mapping->data() + RingLayout::kData; }
 
 [[noreturn]] void bad_ring(const char* what) {
-  fail(ErrorKind::kInvalidArgument, "its ring of letters holds ", what);
+  fail(ErrorKind::kInvalidArgument, "its ring of messages holds ", what);
 }
 
 // What is the same in all letters.
@@ -158,7 +158,7 @@ void RingWriter::commit() {
 
 RingReader::RingReader(Mapping mapping) : mapping_(std::move(mapping)) {
   if (mapping_->size() < RingLayout::kBytes || layout().magic != RingLayout::kMagic) {
-    fail(ErrorKind::kInvalidArgument, "memory that is no ring of letters of this version");
+    fail(ErrorKind::kInvalidArgument, "the memory is not a ring of messages of this version");
   }
 }
 

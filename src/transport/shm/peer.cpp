@@ -38,7 +38,8 @@ ProcessInfo ProcessInfo::decode(const std::string& text) {
   if (!(in >> id >> info.pid >> info.start_time >> info.domain >> info.boot >> info.host >>
         info.socket >> cores) ||
       info.pid <= 0) {
-    fail(ErrorKind::kInvalidArgument, "the store holds no process description: '", text, "'");
+    fail(ErrorKind::kInvalidArgument, "the store has a malformed process description: '", text,
+         "'");
   }
   info.id = Id::parse(id);
   info.cores = CoreSet::parse(cores);

@@ -153,7 +153,8 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
       PlainLetter& letter = hand.letters[hand.count];
       const bool plain = large.empty() && parse_plain(entry, letter);
       if (!plain || letter.reply == all || (letter.reply && remote.joining_)) {
-        if (hand.count != 0) fail(ErrorKind::kInvalidArgument, "a letter that changes");
+        if (hand.count != 0)
+          fail(ErrorKind::kInvalidArgument, "a message that changes while it is read");
         alone = parse_letter(entry);
         break;
       }

@@ -175,7 +175,7 @@ void ShmEndpoint::take_note(ShmRemote& remote, Event& event) {
     const Mapping mapping = adopt_mapping(std::move(event.fd), bytes);
     auto* const bell = reinterpret_cast<Doorbell*>(mapping->data());
     if (mapping->size() < sizeof(Doorbell) || bell->magic != Doorbell::kMagic) {
-      fail(ErrorKind::kInvalidArgument, "memory that is no doorbell of this version");
+      fail(ErrorKind::kInvalidArgument, "the memory is not a doorbell of this version");
     }
     remote.bell_->mapping = mapping;
     remote.bell_->number = static_cast<std::uint32_t>(number);
@@ -186,12 +186,13 @@ void ShmEndpoint::take_note(ShmRemote& remote, Event& event) {
   } else if (type == NoteType::kWaker) {
     RemoteBell& bell = *remote.bell_;
     if (bell.bell.load(std::memory_order_relaxed) || bell.waker) return;  // by the other connection
-    if (!is_waker(event.fd.get())) fail(ErrorKind::kInvalidArgument, "a waker that is no eventfd");
+    if (!is_waker(event.fd.get()))
+      fail(ErrorKind::kInvalidArgument, "the descriptor for waking is not an eventfd");
     bell.waker = std::move(event.fd);
     bell.rung.waker = bell.waker.get();
   } else if (type == NoteType::kRing) {
     if (remote.reader_ || remote.ending_) {
-      fail(ErrorKind::kInvalidArgument, "a second ring of letters");
+      fail(ErrorKind::kInvalidArgument, "a second ring of messages");
     }
     remote.reader_ = std::make_shared<RingReader>(adopt_mapping(std::move(event.fd), bytes));
     remote.probe();
