@@ -334,7 +334,10 @@ void Agent::post(std::function<void()> function) {
 }
 
 void Agent::run_after_handler(std::function<void()> function) {
-  if (!after_handler) return post(std::move(function));
+  // What runs while the handler waits may be what it waits for.
+  if (!after_handler || !executor_.is_here() || Executor::is_waiting()) {
+    return post(std::move(function));
+  }
   after_handler->push_back(std::move(function));
 }
 

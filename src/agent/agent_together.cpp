@@ -352,6 +352,8 @@ void Agent::abort() noexcept {
   }
   for (const auto& known : peers_) {
     Peer& peer = *known;
+    // It would end its own calls, as those to who has left.
+    if (peer.worker.id == options_.rank) continue;
     Lock lock(peer.mutex);
     if (peer.lost || !peer.open || closed_.load()) continue;
     Outgoing nothing;

@@ -178,6 +178,8 @@ Executor::Waiting::~Waiting() {
 
 bool Executor::is_here() const noexcept { return executor_here == this; }
 
+bool Executor::is_waiting() noexcept { return executor_waits != 0; }
+
 void Executor::stop() noexcept {
   std::unique_lock lock(mutex_);
   stopping_ = true;

@@ -82,6 +82,8 @@ class Executor {
 
   // Whether this thread runs a task of this executor.
   bool is_here() const noexcept;
+  // Whether it runs one of any executor's that waits: this is a callback then.
+  static bool is_waiting() noexcept;
 
   // What is queued is discarded; waits for tasks that run. Not in one of them.
   void stop() noexcept;

@@ -185,6 +185,7 @@ void Membership::refresh() noexcept try {
 // --- coming and going ---
 
 void Membership::begin() {
+  if (is_dynamic()) return;
   auto state = state_.lock();
   for (const Worker& worker : agent_.workers()) state->known.push_back({worker, {}});
   state->version = 1;

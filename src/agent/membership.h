@@ -45,7 +45,7 @@ class Membership final : public Companion {
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  // A static session: when the agent has met the others.
+  // Of a static session: who is in it. When the agent knows that, and has heard nobody yet.
   void begin();
   // Becomes a worker of the session that the store's keys are of. kInvalidArgument for a name that
   // somebody has who is still there; what the store throws.

@@ -1,9 +1,4 @@
 // Calls whose types are known at run time only.
-#ifdef __clang__
-// clang 14 takes the `this` of a generic lambda in detail/rpc_signature.h for unused.
-#pragma clang diagnostic ignored "-Wunused-lambda-capture"
-#endif
-
 #include "rpc/dynamic.h"
 
 #include <array>

@@ -38,7 +38,7 @@ struct CallSlot final : agent::Call {
   std::unique_ptr<at::RecordFunction> record;
   std::vector<std::string> lent;              // tensors that are turned by the callee, or never
   std::vector<ReferencesOut::Passed> passed;  // references that went with it
-  RRefHandle on;                              // what it is called on
+  RRefHandle on;                              // what it is called on; not its share, if on a stack
 };
 
 namespace {
@@ -423,7 +423,8 @@ void start_call(const CallStart& start, const Body& body) {
       }
     }
   }
-  if (start.on && start.keep) slot->on = *start.on;
+  // Whoever waits for one on its stack has the reference meanwhile.
+  if (start.on) slot->on = start.keep ? *start.on : RRefHandle(RRefHandle(), start.on->get());
   const bool passes = !body.references->empty();
   if (passes) [[unlikely]]
     slot->passed = body.references->release();

@@ -118,45 +118,45 @@ View to_view(const agent::View& view) {
           to_infos(view.failed)};
 }
 
-}  // namespace
-
-namespace detail {
-
-SessionImpl::SessionImpl(const SessionOptions& options, const Choose& choose)
-    : operators_(options.operators.begin(), options.operators.end()) {
+void check_options(const SessionOptions& options) {
   if (options.threads < 1) {
     fail(ErrorKind::kInvalidArgument, "rpc: threads must be >= 1, got ", options.threads);
   }
-  const auto deadline = Deadline::after(checked("start_timeout", options.start_timeout));
+  checked("start_timeout", options.start_timeout);
+  checked("timeout", options.timeout);
+}
+
+agent::AgentOptions agent_options(const SessionOptions& options, int rank) {
   agent::AgentOptions made;
-  made.call_timeout = within_clock(checked("timeout", options.timeout));
+  made.call_timeout = detail::within_clock(options.timeout);
   made.threads = options.threads;
   made.most_calls = options.most_calls;
   made.most_bytes = options.most_bytes;
   made.when_full =
       options.when_full == WhenFull::kWait ? agent::WhenFull::kWait : agent::WhenFull::kThrow;
-  made.handlers = exported_handlers();
-  made.enter_handler = &clean_thread_state;
+  made.handlers = detail::exported_handlers();
+  made.enter_handler = &detail::clean_thread_state;
+  made.rank = static_cast<agent::WorkerId>(rank);
+  made.name = options.name.empty() ? concat("worker", rank) : options.name;
+  return made;
+}
+
+}  // namespace
+
+namespace detail {
+
+SessionImpl::SessionImpl(const SessionOptions& options, agent::AgentOptions made)
+    : operators_(options.operators.begin(), options.operators.end()) {
   made.user = this;
-  place_ = choose ? Place{nullptr, options.rank.value_or(0)} : find_place(options, deadline);
-  made.rank = static_cast<agent::WorkerId>(place.rank);
-  made.name = options.name.empty() ? concat("worker", place.rank) : options.name;
-  if (choose) choose(made);
   agent_ = std::make_unique<agent::Agent>(made);
   recordings_ = make_recordings(*this);
   refs_ = std::make_unique<rref::Refs>(*agent_);
-  agent_->on_admitted([this](agent::WorkerId worker) { refs_->met(worker); });
+  agent_->on_admitted([this](agent::WorkerId worker) {
+    if (worker == agent_->self().id) membership_->begin();
+    refs_->met(worker);
+  });
   membership_ = agent::Membership::make(*agent_);
-  if (choose) return;
-  if (options.members == Members::kComeAndGo) {
-    membership_->join({place.store, place.served_here}, deadline);
-    return;
-  }
-  agent_->meet(*place.store, place.size, deadline);
-  met();
 }
-
-void SessionImpl::met() { membership_->begin(); }
 
 SessionImpl::~SessionImpl() {
   if (!agent_) return;
@@ -166,12 +166,26 @@ SessionImpl::~SessionImpl() {
 }
 
 std::shared_ptr<SessionImpl> SessionImpl::make(const SessionOptions& options) {
-  return {new SessionImpl(options), &SessionImpl::destroy};
+  check_options(options);
+  const auto deadline = Deadline::after(options.start_timeout);
+  const Place place = find_place(options, deadline);
+  const std::shared_ptr<SessionImpl> session(
+      new SessionImpl(options, agent_options(options, place.rank)), &SessionImpl::destroy);
+  // Others call as soon as they have met it: their calls must find it (weak_of), and do from here.
+  if (options.members == Members::kComeAndGo) {
+    session->membership_->join({place.store, place.served_here}, deadline);
+  } else {
+    session->agent_->meet(*place.store, place.size, deadline);
+  }
+  return session;
 }
 
 std::shared_ptr<SessionImpl> SessionImpl::make_apart(const SessionOptions& options,
                                                      const Choose& choose) {
-  return {new SessionImpl(options, choose), &SessionImpl::destroy};
+  check_options(options);
+  auto made = agent_options(options, options.rank.value_or(0));
+  choose(made);
+  return {new SessionImpl(options, std::move(made)), &SessionImpl::destroy};
 }
 
 void SessionImpl::destroy(SessionImpl* session) noexcept {

@@ -21,11 +21,10 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
  public:
   static std::shared_ptr<SessionImpl> make(const SessionOptions& options);
   // For tests: with an agent whose options `choose` changes (simulated endpoints). The caller
-  // admits the agents to each other, and calls met() then.
+  // admits the agents to each other.
   using Choose = std::function<void(agent::AgentOptions&)>;
   static std::shared_ptr<SessionImpl> make_apart(const SessionOptions& options,
                                                  const Choose& choose);
-  void met();
   SessionImpl(const SessionImpl&) = delete;
   SessionImpl& operator=(const SessionImpl&) = delete;
 
@@ -40,7 +39,8 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
   static std::weak_ptr<SessionImpl> weak_of(const agent::Request& request);
 
  private:
-  explicit SessionImpl(const SessionOptions& options, const Choose& choose = nullptr);
+  // Meets nobody: calls of others need its shared_ptr.
+  SessionImpl(const SessionOptions& options, agent::AgentOptions made);
   ~SessionImpl();
   static void destroy(SessionImpl* session) noexcept;
 

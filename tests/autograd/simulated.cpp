@@ -37,10 +37,7 @@ SimulatedWorkers::SimulatedWorkers(transport::World& world, const std::vector<in
     sessions_.push_back(std::make_unique<rpc::Session>(impl));
   }
   const Id session = Id::random();
-  for (const auto& each : sessions_) {
-    each->impl()->agent().admit(session, members);
-    each->impl()->met();
-  }
+  for (const auto& each : sessions_) each->impl()->agent().admit(session, members);
 }
 
 void SimulatedWorkers::crash(int rank) {

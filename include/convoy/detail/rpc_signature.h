@@ -66,7 +66,7 @@ class Describer {
       add_all(static_cast<T*>(nullptr), '<', '>');
     } else if constexpr (Parts<T>) {
       [this]<std::size_t... i>(std::index_sequence<i...>) {
-        add_list<std::remove_const_t<std::tuple_element_t<i, T>>...>('(', ')');
+        this->template add_list<std::remove_const_t<std::tuple_element_t<i, T>>...>('(', ')');
       }(std::make_index_sequence<std::tuple_size_v<T>>());
     } else {
       text_ += "object ";
