@@ -25,7 +25,7 @@
 namespace convoy::rpc::dynamic {
 
 // A type, as signatures have it.
-struct Type {
+struct ValueType {
   enum class Kind : std::uint8_t {
     kVoid,
     kNothing,  // std::monostate
@@ -49,18 +49,18 @@ struct Type {
   std::string name = {};  // also of numbers
   std::size_t bytes = 0;
   bool is_signed = false;
-  std::vector<Type> parts = {};
+  std::vector<ValueType> parts = {};
 
   // As in a signature. kUnsupported for what this does not know.
-  static Type parse(std::string_view text);
+  static ValueType parse(std::string_view text);
   std::string text() const;
 
-  friend bool operator==(const Type&, const Type&) = default;
+  friend bool operator==(const ValueType&, const ValueType&) = default;
 };
 
 struct Signature {
-  Type result;
-  std::vector<Type> parameters;
+  ValueType result;
+  std::vector<ValueType> parameters;
 
   static Signature parse(std::string_view text);  // "at::Tensor (at::Tensor, double)"
   std::string text() const;
@@ -90,13 +90,13 @@ std::vector<Function> functions_of(const Session& session, const To& worker);
 // A result that is not there yet.
 class Result final : public detail::FutureCore {
  public:
-  Result(std::shared_ptr<detail::SessionImpl> session, Type type)
+  Result(std::shared_ptr<detail::SessionImpl> session, ValueType type)
       : FutureCore(std::move(session)), type_(std::move(type)) {}
   // On the stack, of a call that is waited for.
-  explicit Result(Type type) : type_(std::move(type)) {}
+  explicit Result(ValueType type) : type_(std::move(type)) {}
   ~Result() override;
 
-  const Type& type() const { return type_; }
+  const ValueType& type() const { return type_; }
   // Once it has ended well.
   Value& value() { return value_; }
   void set(Value value) { value_ = std::move(value); }
@@ -104,7 +104,7 @@ class Result final : public detail::FutureCore {
  private:
   void decode(detail::ValueSource& source) override;
 
-  Type type_;
+  ValueType type_;
   Value value_;
 };
 
@@ -140,11 +140,11 @@ detail::RRefHandle remote(const Session& session, const Target& to, const Callee
 // A value at its owner, that other workers refer to.
 class Held : public detail::HeldValue {
  public:
-  explicit Held(Type type) : type_(std::move(type)) {}
+  explicit Held(ValueType type) : type_(std::move(type)) {}
 
   // To be passed. kUnsupported for objects.
   virtual Value get() const = 0;
-  const Type& value_type() const { return type_; }
+  const ValueType& value_type() const { return type_; }
 
   const std::type_info& type() const noexcept override { return typeid(*this); }
   void pass(const detail::MessagePeer& to, Send send, void* data) const override;
@@ -153,14 +153,14 @@ class Held : public detail::HeldValue {
   [[noreturn]] void throw_pointer() override;
 
  private:
-  const Type type_;
+  const ValueType type_;
 };
 
 // A Held, or a HeldValueOf<at::Tensor>: tensors are held as C++ holds them.
 detail::RRefHandle hold(const Session& session, std::shared_ptr<detail::HeldValue> value,
-                        const Type& type);
+                        const ValueType& type);
 // The value, of that type. At the owner, Held::get() or the tensor.
-std::shared_ptr<Result> fetch(const detail::RRefHandle& reference, const Type& type,
+std::shared_ptr<Result> fetch(const detail::RRefHandle& reference, const ValueType& type,
                               const CallOptions& options);
 // At the owner: what holds the value, once it is there. kInvalidArgument elsewhere.
 std::shared_ptr<detail::HeldValue> local(const detail::RRefHandle& reference);

@@ -240,7 +240,7 @@ void add_callback(const py::object& future, py::object function) {
 
 PythonFuture fetch(const PythonReference& reference, Limit seconds) {
   const auto options = options_of(seconds);
-  if (reference.type.kind == dynamic::Type::Kind::kObject) {
+  if (reference.type.kind == dynamic::ValueType::Kind::kObject) {
     throw Error(ErrorKind::kUnsupported,
                 reference.type.text() + " cannot be passed: call functions on the reference");
   }
@@ -436,7 +436,7 @@ class PythonOptimizer {
                                    const OptimizerRule& rule) {
     std::vector<RRef<at::Tensor>> references;
     for (const PythonReference& each : parameters) {
-      if (each.type.kind != dynamic::Type::Kind::kTensor) {
+      if (each.type.kind != dynamic::ValueType::Kind::kTensor) {
         throw Error(
             ErrorKind::kInvalidArgument,
             "an optimizer's parameters are references to at::Tensor, not to " + each.type.text());
@@ -526,9 +526,9 @@ void bind_session(py::module_& module) {
           py::arg("to"), py::arg("function"), py::arg("timeout") = py::none())
       .def("rref",
            [](const std::shared_ptr<Session>& self, const std::string& type, py::object value) {
-             auto parsed = dynamic::Type::parse(type);
+             auto parsed = dynamic::ValueType::parse(type);
              // What it cannot be is said here, not when it is fetched.
-             if (parsed.kind != dynamic::Type::Kind::kObject) from_python(parsed, value);
+             if (parsed.kind != dynamic::ValueType::Kind::kObject) from_python(parsed, value);
              auto kept = hold_object(parsed, std::move(value));
              return PythonReference{self, dynamic::hold(self->session(), std::move(kept), parsed),
                                     parsed};

@@ -12,9 +12,9 @@ namespace convoy::python {
 namespace {
 
 namespace py = pybind11;
-using rpc::dynamic::Type;
 using rpc::dynamic::Value;
-using Kind = Type::Kind;
+using rpc::dynamic::ValueType;
+using Kind = ValueType::Kind;
 
 // Name -> class. Never destroyed: it may be used until the interpreter ends.
 py::dict& structs() {
@@ -22,12 +22,12 @@ py::dict& structs() {
   return *all;
 }
 
-[[noreturn]] void refuse(const Type& type, py::handle object) {
+[[noreturn]] void refuse(const ValueType& type, py::handle object) {
   throw Error(ErrorKind::kInvalidArgument,
               "expected " + type.text() + ", got " + Py_TYPE(object.ptr())->tp_name);
 }
 
-Value integer_of(const Type& type, py::handle object) {
+Value integer_of(const ValueType& type, py::handle object) {
   if (PyBool_Check(object.ptr()) || PyIndex_Check(object.ptr()) == 0) refuse(type, object);
   const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
   if (!number) throw py::error_already_set();
@@ -44,7 +44,7 @@ Value integer_of(const Type& type, py::handle object) {
   return value;
 }
 
-Value::List list_of(const Type& item, py::handle object) {
+Value::List list_of(const ValueType& item, py::handle object) {
   Value::List list;
   const auto sequence = py::reinterpret_borrow<py::sequence>(object);
   list.reserve(sequence.size());
@@ -53,7 +53,7 @@ Value::List list_of(const Type& item, py::handle object) {
 }
 
 // The fields of a dataclass, or the items of a tuple or list.
-py::object fields_of(const Type& type, py::handle object) {
+py::object fields_of(const ValueType& type, py::handle object) {
   const bool sequence = PyTuple_Check(object.ptr()) || PyList_Check(object.ptr());
   if (structs().contains(type.name)) {
     const auto wanted = structs()[py::str(type.name)];
@@ -68,7 +68,7 @@ py::object fields_of(const Type& type, py::handle object) {
   return py::tuple(found);
 }
 
-Value items_of(const Type& type, py::handle object) {
+Value items_of(const ValueType& type, py::handle object) {
   py::object all = py::reinterpret_borrow<py::object>(object);
   if (type.kind == Kind::kStruct) {
     all = fields_of(type, object);
@@ -88,7 +88,7 @@ Value items_of(const Type& type, py::handle object) {
 }
 
 // The first kind that fits.
-Value variant_of(const Type& type, py::handle object) {
+Value variant_of(const ValueType& type, py::handle object) {
   for (std::size_t i = 0; i < type.parts.size(); ++i) {
     try {
       Value value = from_python(type.parts[i], object);
@@ -103,7 +103,7 @@ Value variant_of(const Type& type, py::handle object) {
   refuse(type, object);
 }
 
-Value map_of(const Type& type, py::handle object) {
+Value map_of(const ValueType& type, py::handle object) {
   if (!PyDict_Check(object.ptr())) refuse(type, object);
   Value::List list;
   for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object)) {
@@ -113,7 +113,7 @@ Value map_of(const Type& type, py::handle object) {
   return {std::move(list)};
 }
 
-Value bytes_of(const Type& type, py::handle object) {
+Value bytes_of(const ValueType& type, py::handle object) {
   char* data = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_Check(object.ptr())) {
@@ -135,7 +135,7 @@ void declare_struct(const std::string& name, py::object type) {
   structs()[py::str(name)] = std::move(type);
 }
 
-Value from_python(const Type& type, py::handle object) {
+Value from_python(const ValueType& type, py::handle object) {
   switch (type.kind) {
     case Kind::kVoid:
     case Kind::kNothing:
@@ -187,7 +187,7 @@ Value from_python(const Type& type, py::handle object) {
                   "reference");
 }
 
-py::object to_python(const Type& type, const Value& value,
+py::object to_python(const ValueType& type, const Value& value,
                      const std::shared_ptr<PythonSession>& session) {
   switch (type.kind) {
     case Kind::kVoid:
@@ -283,7 +283,7 @@ Value HeldObject::get() const {
   return from_python(value_type(), *object_);
 }
 
-std::shared_ptr<rpc::detail::HeldValue> hold_object(const Type& type, py::object object) {
+std::shared_ptr<rpc::detail::HeldValue> hold_object(const ValueType& type, py::object object) {
   if (type.kind != Kind::kTensor) return std::make_shared<HeldObject>(type, std::move(object));
   return std::make_shared<rpc::detail::HeldValueOf<at::Tensor>>(
       std::get<at::Tensor>(from_python(type, object).held));

@@ -18,12 +18,12 @@ class PythonSession;
 struct PythonReference {
   std::shared_ptr<PythonSession> session;
   rpc::detail::RRefHandle handle;
-  rpc::dynamic::Type type;  // of the value
+  rpc::dynamic::ValueType type;  // of the value
 };
 
 // These need the interpreter's lock. kInvalidArgument says what was wanted, and what was found.
-rpc::dynamic::Value from_python(const rpc::dynamic::Type& type, pybind11::handle object);
-pybind11::object to_python(const rpc::dynamic::Type& type, const rpc::dynamic::Value& value,
+rpc::dynamic::Value from_python(const rpc::dynamic::ValueType& type, pybind11::handle object);
+pybind11::object to_python(const rpc::dynamic::ValueType& type, const rpc::dynamic::Value& value,
                            const std::shared_ptr<PythonSession>& session);
 // A struct of this name is an object of this class, whose fields are as many.
 void declare_struct(const std::string& name, pybind11::object type);
@@ -43,7 +43,7 @@ class PythonRun {
 // A Python object that references refer to.
 class __attribute__((visibility("hidden"))) HeldObject final : public rpc::dynamic::Held {
  public:
-  HeldObject(rpc::dynamic::Type type, pybind11::object object)
+  HeldObject(rpc::dynamic::ValueType type, pybind11::object object)
       : Held(std::move(type)), object_(held(std::move(object))) {}
 
   rpc::dynamic::Value get() const override;
@@ -54,7 +54,7 @@ class __attribute__((visibility("hidden"))) HeldObject final : public rpc::dynam
 };
 
 // What holds it: C++'s own for tensors, so that C++ code here can use them.
-std::shared_ptr<rpc::detail::HeldValue> hold_object(const rpc::dynamic::Type& type,
+std::shared_ptr<rpc::detail::HeldValue> hold_object(const rpc::dynamic::ValueType& type,
                                                     pybind11::object object);
 // The object; kInvalidArgument for values of C++ but tensors.
 pybind11::object object_in(rpc::detail::HeldValue& found);

@@ -25,29 +25,29 @@ namespace {
 using detail::Body;
 using detail::MessagePeer;
 using detail::TensorMode;
-using Kind = Type::Kind;
+using Kind = ValueType::Kind;
 
 // --- Values as bytes ---------------------------------------------------------------------------
 
-[[noreturn]] void fail_value(const Type& type) {
+[[noreturn]] void fail_value(const ValueType& type) {
   fail(ErrorKind::kInvalidArgument, "rpc: a value is not a ", type.text());
 }
 
 template <class T>
-const T& held(const Type& type, const Value& value) {
+const T& held(const ValueType& type, const Value& value) {
   const T* const found = std::get_if<T>(&value.held);
   if (!found) fail_value(type);
   return *found;
 }
 
-const Value::List& items(const Type& type, const Value& value, std::size_t count) {
+const Value::List& items(const ValueType& type, const Value& value, std::size_t count) {
   const auto& list = held<Value::List>(type, value);
   if (list.size() != count) fail_value(type);
   return list;
 }
 
 template <class T, class Sink>
-void put_integer(Sink& to, const Type& type, const Value& value) {
+void put_integer(Sink& to, const ValueType& type, const Value& value) {
   if (const auto* const wide = std::get_if<std::uint64_t>(&value.held)) {
     if (!std::in_range<T>(*wide)) fail_value(type);
     return to.add(static_cast<T>(*wide));
@@ -58,7 +58,7 @@ void put_integer(Sink& to, const Type& type, const Value& value) {
 }
 
 template <class Sink>
-void put_integer(Sink& to, const Type& type, const Value& value) {
+void put_integer(Sink& to, const ValueType& type, const Value& value) {
   switch (type.bytes) {
     case 1:
       return type.is_signed ? put_integer<signed char>(to, type, value)
@@ -77,7 +77,7 @@ void put_integer(Sink& to, const Type& type, const Value& value) {
 
 // As put_value() of convoy/fields.h does it for a C++ type.
 template <class Sink>
-void put(Sink& to, const Type& type, const Value& value) {
+void put(Sink& to, const ValueType& type, const Value& value) {
   switch (type.kind) {
     case Kind::kVoid:
     case Kind::kNothing: return to.add(std::monostate());
@@ -138,7 +138,7 @@ Value take_integer(detail::ValueSource& from) {
   }
 }
 
-Value take_integer(detail::ValueSource& from, const Type& type) {
+Value take_integer(detail::ValueSource& from, const ValueType& type) {
   switch (type.bytes) {
     case 1:
       return type.is_signed ? take_integer<signed char>(from) : take_integer<unsigned char>(from);
@@ -148,7 +148,7 @@ Value take_integer(detail::ValueSource& from, const Type& type) {
   }
 }
 
-Value take(detail::ValueSource& from, const Type& type) {
+Value take(detail::ValueSource& from, const ValueType& type) {
   Value::List list;
   switch (type.kind) {
     case Kind::kVoid:
@@ -184,7 +184,7 @@ Value take(detail::ValueSource& from, const Type& type) {
     case Kind::kTuple:
     case Kind::kStruct: {
       const detail::ValueSource::Nested nested(from);
-      for (const Type& part : type.parts) list.push_back(take(from, part));
+      for (const ValueType& part : type.parts) list.push_back(take(from, part));
       return {std::move(list)};
     }
     case Kind::kObject: break;
@@ -207,7 +207,7 @@ struct Prefix {
 // As with_body() does it: send(body) with these values.
 template <class Send>
 void with_values(const MessagePeer* peer, TensorMode mode, bool lend, const Prefix& prefix,
-                 std::span<const Type> types, std::span<const Value> values, Send send) {
+                 std::span<const ValueType> types, std::span<const Value> values, Send send) {
   detail::TensorsOut tensors(mode, lend);
   detail::ReferencesOut references(peer);
   const auto put_all = [&](auto& to) {
@@ -275,7 +275,7 @@ void start(const Session& session, const Target& to, const Callee& callee,
            const std::vector<Value>& arguments, const CallOptions& options,
            detail::FutureCore& core, const std::shared_ptr<detail::FutureCore>& keep,
            const detail::Creation* creation) {
-  std::span<const Type> types = callee.signature().parameters;
+  std::span<const ValueType> types = callee.signature().parameters;
   if (to.on) {
     if (types.empty()) fail(ErrorKind::kInvalidArgument, "rpc: ", callee.name(), " has no object");
     types = types.subspan(1);
@@ -349,7 +349,7 @@ void Held::pass(const MessagePeer& to, Send send, void* data) const {
 void Held::throw_pointer() { throw static_cast<Held*>(this); }
 
 detail::RRefHandle hold(const Session& session, std::shared_ptr<detail::HeldValue> value,
-                        const Type& type) {
+                        const ValueType& type) {
   return detail::hold(session.impl(), std::move(value), detail::type_number(type.text()));
 }
 
@@ -369,7 +369,7 @@ std::shared_ptr<detail::HeldValue> local(const detail::RRefHandle& reference) {
 namespace {
 
 // At the owner.
-Value value_in(detail::HeldValue& found, const Type& type) {
+Value value_in(detail::HeldValue& found, const ValueType& type) {
   if (const auto* const value = dynamic_cast<const Held*>(&found)) {
     if (value->value_type() == type) return value->get();
   } else if (type.kind == Kind::kTensor && found.type() == typeid(at::Tensor)) {
@@ -380,7 +380,7 @@ Value value_in(detail::HeldValue& found, const Type& type) {
 
 }  // namespace
 
-std::shared_ptr<Result> fetch(const detail::RRefHandle& reference, const Type& type,
+std::shared_ptr<Result> fetch(const detail::RRefHandle& reference, const ValueType& type,
                               const CallOptions& options) {
   const auto session = detail::session_of(reference);
   auto result = std::make_shared<Result>(session, type);
@@ -404,7 +404,7 @@ std::shared_ptr<Result> fetch(const detail::RRefHandle& reference, const Type& t
 
 struct Served::State {
   detail::ServedCall::Later answer;
-  const Type* result_type;
+  const ValueType* result_type;
   std::vector<Value> arguments;
   std::shared_ptr<detail::HeldValue> object;
   detail::RRefHandle result;
@@ -417,8 +417,8 @@ bool Served::keeps_result() const { return state_->result != nullptr; }
 void Served::reply(const Value& value) const noexcept {
   try {
     const bool nothing = state_->result != nullptr;
-    static const Type none{.kind = Kind::kNothing};
-    const Type& type = nothing ? none : *state_->result_type;
+    static const ValueType none{.kind = Kind::kNothing};
+    const ValueType& type = nothing ? none : *state_->result_type;
     with_values(&state_->answer.peer(), TensorMode::kResult, false, {}, {&type, 1}, {&value, 1},
                 [&](const Body& body) { state_->answer.reply(body); });
   } catch (...) {
@@ -471,7 +471,7 @@ void run_served(const ServedFunction& function, const std::shared_ptr<Served::St
 void serve_call(const ServedFunction& function, detail::ServedCall& call) {
   detail::RRefHandle result;
   try {
-    std::span<const Type> types = function.signature.parameters;
+    std::span<const ValueType> types = function.signature.parameters;
     if ((call.flags() & detail::ServedCall::kOnReference) != 0) {
       if (types.empty() || types[0].kind != Kind::kObject) return call.refuse(nullptr);
       call.take_object();
@@ -480,7 +480,7 @@ void serve_call(const ServedFunction& function, detail::ServedCall& call) {
     if ((call.flags() & detail::ServedCall::kKeepsResult) != 0) result = call.take_result();
     const auto state = std::make_shared<Served::State>(
         Served::State{call.later(), &function.signature.result, {}, nullptr, result});
-    for (const Type& type : types) state->arguments.push_back(take(call.arguments(), type));
+    for (const ValueType& type : types) state->arguments.push_back(take(call.arguments(), type));
     call.arguments().finish();
     if (call.ready()) {
       state->object = call.object();

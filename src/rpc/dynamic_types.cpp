@@ -28,14 +28,14 @@ class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
 
-  Type read_type() {
+  ValueType read_type() {
     if (++depth_ > 100) fail_text("it nests too deep");
-    Type type = read_one();
+    ValueType type = read_one();
     --depth_;
     return type;
   }
-  std::vector<Type> read_list(char close) {
-    std::vector<Type> types;
+  std::vector<ValueType> read_list(char close) {
+    std::vector<ValueType> types;
     skip_spaces();
     if (take(close)) return types;
     while (true) {
@@ -113,8 +113,8 @@ class Reader {
     fail_text("a bracket is missing");
   }
 
-  Type read_one() {
-    using Is = Type::Kind;
+  ValueType read_one() {
+    using Is = ValueType::Kind;
     skip_spaces();
     if (!sees(kAnonymous) && take('(')) return {.kind = Is::kTuple, .parts = read_list(')')};
     std::string name = read_name();
@@ -140,23 +140,23 @@ class Reader {
     if (take('{')) return {.kind = Is::kStruct, .name = name, .parts = read_list('}')};
     fail_text("an enumeration, or a type in itself");
   }
-  Type read_template(Type::Kind kind, std::size_t parts) {
+  ValueType read_template(ValueType::Kind kind, std::size_t parts) {
     expect('<');
-    Type type{.kind = kind, .parts = read_list('>')};
+    ValueType type{.kind = kind, .parts = read_list('>')};
     if (parts != 0 && type.parts.size() != parts) fail_text("its arguments are not as many");
     return type;
   }
   // Those of numbers have the name that the compiler gives them.
-  Type read_vector() {
+  ValueType read_vector() {
     expect('<');
     skip_spaces();
     constexpr std::string_view kByte = "std::byte";
     if (sees(kByte)) {
       at_ += kByte.size();
       skip_allocator();
-      return {.kind = Type::Kind::kBytes};
+      return {.kind = ValueType::Kind::kBytes};
     }
-    Type type{.kind = Type::Kind::kList, .parts = {read_type()}};
+    ValueType type{.kind = ValueType::Kind::kList, .parts = {read_type()}};
     skip_allocator();
     return type;
   }
@@ -175,7 +175,7 @@ class Reader {
   int depth_ = 0;
 };
 
-std::string list_of(const std::vector<Type>& types, char open, char close) {
+std::string list_of(const std::vector<ValueType>& types, char open, char close) {
   std::string text(1, open);
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (i != 0) text += ", ";
@@ -186,14 +186,14 @@ std::string list_of(const std::vector<Type>& types, char open, char close) {
 
 }  // namespace
 
-Type Type::parse(std::string_view text) {
+ValueType ValueType::parse(std::string_view text) {
   Reader reader(text);
-  Type type = reader.read_type();
+  ValueType type = reader.read_type();
   reader.expect_end();
   return type;
 }
 
-std::string Type::text() const {
+std::string ValueType::text() const {
   switch (kind) {
     case Kind::kVoid: return "void";
     case Kind::kNothing: return "std::monostate";
@@ -205,7 +205,8 @@ std::string Type::text() const {
     case Kind::kTensor: return "at::Tensor";
     case Kind::kReference: return "convoy::RRef" + list_of(parts, '<', '>');
     case Kind::kList:
-      if (const Type& item = parts.at(0); item.kind == Kind::kInteger || item.kind == Kind::kReal) {
+      if (const ValueType& item = parts.at(0);
+          item.kind == Kind::kInteger || item.kind == Kind::kReal) {
         return "std::vector<" + item.name + ", std::allocator<" + item.name + "> >";
       }
       return "std::vector" + list_of(parts, '<', '>');
