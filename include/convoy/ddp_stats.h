@@ -43,9 +43,8 @@ struct RoundTimes {
   std::string report() const;
 };
 
-// What PyTorch calls the logging data of a model, by the same names. Settings are always there;
-// what is measured is of the last sampled backward: the first ten, and then one of `sample_rate`.
-struct DdpStats {
+// The settings of a model and its layout: always there.
+struct DdpSettings {
   int world_size = 0, rank = 0;
   std::string module_name, backend_name, device = "cpu", dtypes, comm_hook;
   bool broadcast_buffers = true, has_sync_bn = false, find_unused_parameters = false,
@@ -57,11 +56,11 @@ struct DdpStats {
   bool has_rebuilt_buckets = false;
   std::vector<std::int64_t> rebuilt_bucket_sizes;
   std::vector<std::vector<std::size_t>> rebuilt_per_bucket_param_indices;
+};
 
-  std::uint64_t backwards = 0;  // so far
-  std::uint64_t skipped = 0;    // of these, for gradients that were not finite
+// What was measured in the last sampled backward: the first ten, and then one of `sample_rate`.
+struct DdpSample {
   std::uint64_t sample_rate = 100;
-  // Sampled:
   std::int64_t iteration = -1;  // from 0; -1: none so far
   std::int64_t num_buckets_reduced = 0, unused_parameter_size = 0;
   std::vector<std::size_t> prev_iteration_grad_ready_order_indices;
@@ -72,8 +71,13 @@ struct DdpStats {
   RoundTimes times;
   // What our own measuring took in that backward.
   std::chrono::nanoseconds observing_time{0};
+};
 
-  bool has_error = false;  // the last backward failed
+// What PyTorch calls the logging data of a model, by the same names.
+struct DdpStats : DdpSettings, DdpSample {
+  std::uint64_t backwards = 0;  // so far
+  std::uint64_t skipped = 0;    // of these, for gradients that were not finite
+  bool has_error = false;       // the last backward failed
   std::string error;
 
   // By name, as PyTorch has it: numbers in decimal, lists separated by spaces and commas.

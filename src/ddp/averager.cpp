@@ -48,7 +48,7 @@ ModelAverager::ModelAverager(std::vector<AveragingLevel> levels, const AveragerO
   std::stable_sort(levels_.begin(), levels_.end(),
                    [](const auto& a, const auto& b) { return a.period > b.period; });
   for (std::size_t i = 0; i < levels_.size(); ++i) {
-    require(levels_[i].period > 0, "a period of 0 steps");
+    require(levels_[i].period > 0, "a period must be > 0 steps, got 0");
     require(static_cast<bool>(levels_[i].group), "the level of period ", levels_[i].period,
             " has no group");
     const std::uint64_t longer = levels_[i == 0 ? 0 : i - 1].period;

@@ -276,9 +276,10 @@ void check(const Options& options, const ProcessGroup& group) {
     fail(ErrorKind::kInvalidArgument, "elastic: ", text...);
   };
   if (!options.store) refuse("members need a store");
-  if (options.timeout <= milliseconds::zero()) refuse("a timeout of ", options.timeout.count());
+  if (options.timeout <= milliseconds::zero())
+    refuse("timeout must be > 0 ms, got ", options.timeout.count());
   if (options.joins && group.size() != 1) {
-    refuse("who joins has a group of its own, of one; this one has ", group.size(), " ranks");
+    refuse("a member that joins must come with a group of 1 rank, got ", group.size());
   }
 }
 

@@ -104,10 +104,11 @@ PowerSgd::PowerSgd(const PowerSgdOptions& options) : state_(std::make_shared<Sta
   const auto require = [](bool fine, const auto&... text) {
     if (!fine) fail(ErrorKind::kInvalidArgument, "hooks::PowerSgd: ", text...);
   };
-  require(options.matrix_approximation_rank >= 1, "a rank of ", options.matrix_approximation_rank);
-  require(options.min_compression_rate >= 1, "a least compression rate of ",
+  require(options.matrix_approximation_rank >= 1, "matrix_approximation_rank must be >= 1, got ",
+          options.matrix_approximation_rank);
+  require(options.min_compression_rate >= 1, "min_compression_rate must be >= 1, got ",
           options.min_compression_rate);
-  require(options.orthogonalization_epsilon >= 0, "an epsilon of ",
+  require(options.orthogonalization_epsilon >= 0, "orthogonalization_epsilon must be >= 0, got ",
           options.orthogonalization_epsilon);
 }
 

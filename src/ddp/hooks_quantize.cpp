@@ -130,8 +130,8 @@ void unpack(const QuantizedBucket& journey, const at::Tensor& rows) {
 Quantize8::Quantize8(const Quantize8Options& options) : state_(std::make_shared<State>(options)) {
   constexpr std::int64_t kLeast = 8, kMost = std::int64_t{1} << 24;
   if (options.block < kLeast || options.block > kMost) {
-    fail(ErrorKind::kInvalidArgument, "hooks::Quantize8: a block of ", options.block,
-         " elements; it can be ", kLeast, " to ", kMost);
+    fail(ErrorKind::kInvalidArgument, "hooks::Quantize8: block must be from ", kLeast, " to ",
+         kMost, " elements, got ", options.block);
   }
 }
 

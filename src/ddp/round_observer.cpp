@@ -45,7 +45,7 @@ void RoundObserver::close(const Closed& closed, const std::vector<ParameterState
 }
 
 void RoundObserver::fill(DdpStats& data) const {
-  timeline_.fill(data);
+  static_cast<DdpSample&>(data) = timeline_.sampled();
   data.can_set_static_graph = can_be_static_;
   data.unused_parameter_size = unused_bytes_;
   data.backwards = stats_.backwards;

@@ -112,13 +112,12 @@ void Timeline::close(std::uint64_t backward, Clock::time_point computed, Clock::
   }
   last_ = round_;
   if (is_sampled(backward)) sample();
-  observing_ = (now() - end) + static_cast<std::int64_t>(reads_) * read_;
-  sampled_.observing_time = observing_;
+  sampled_.observing_time = (now() - end) + static_cast<std::int64_t>(reads_) * read_;
   reads_ = 0;
 }
 
 void Timeline::sample() {
-  DdpStats& to = sampled_;
+  DdpSample& to = sampled_;
   to.iteration = static_cast<std::int64_t>(last_.backward) - 1;
   to.times = last_;
   to.prev_iteration_grad_ready_order_indices = last_.order;
@@ -144,23 +143,6 @@ void Timeline::sample() {
   average(to.avg_backward_compute_time, to.backward_compute_time);
   average(to.avg_backward_comm_time, to.backward_comm_time);
   average(to.avg_backward_compute_comm_overlap_time, to.backward_compute_comm_overlap_time);
-}
-
-void Timeline::fill(DdpStats& stats) const {
-  stats.sample_rate = rate_;
-  stats.iteration = sampled_.iteration;
-  stats.num_buckets_reduced = sampled_.num_buckets_reduced;
-  stats.prev_iteration_grad_ready_order_indices = sampled_.prev_iteration_grad_ready_order_indices;
-  stats.forward_compute_time = sampled_.forward_compute_time;
-  stats.backward_compute_time = sampled_.backward_compute_time;
-  stats.backward_comm_time = sampled_.backward_comm_time;
-  stats.backward_compute_comm_overlap_time = sampled_.backward_compute_comm_overlap_time;
-  stats.avg_forward_compute_time = sampled_.avg_forward_compute_time;
-  stats.avg_backward_compute_time = sampled_.avg_backward_compute_time;
-  stats.avg_backward_comm_time = sampled_.avg_backward_comm_time;
-  stats.avg_backward_compute_comm_overlap_time = sampled_.avg_backward_compute_comm_overlap_time;
-  stats.times = sampled_.times;
-  stats.observing_time = observing_;
 }
 
 std::string RoundTimes::report() const {

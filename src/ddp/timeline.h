@@ -38,14 +38,13 @@ class Timeline {
   void close(std::uint64_t backward, Clock::time_point computed, Clock::time_point end,
              const std::vector<Stamps>& all, int rank);
 
-  void set_sample_rate(std::uint64_t rate) { rate_ = rate; }
-  std::uint64_t sample_rate() const { return rate_; }
+  void set_sample_rate(std::uint64_t rate) { sampled_.sample_rate = rate; }
+  std::uint64_t sample_rate() const { return sampled_.sample_rate; }
   bool is_sampled(std::uint64_t backward) const {
-    return backward <= 10 || (backward - 1) % rate_ == 0;
+    return backward <= 10 || (backward - 1) % sampled_.sample_rate == 0;
   }
   const RoundTimes& last() const { return last_; }
-  // The sampled part.
-  void fill(DdpStats& stats) const;
+  const DdpSample& sampled() const { return sampled_; }
 
  private:
   Clock::time_point now() {
@@ -57,11 +56,9 @@ class Timeline {
 
   RoundTimes round_, last_;
   Clock::time_point forward_begin_, forward_end_, last_end_;
-  std::uint64_t rate_ = 100;
   std::uint64_t reads_ = 0;           // of the clock, in this round
   std::chrono::nanoseconds read_{0};  // what one takes
-  std::chrono::nanoseconds observing_{0};
-  DdpStats sampled_;
+  DdpSample sampled_;
   std::int64_t samples_ = 0;
 };
 

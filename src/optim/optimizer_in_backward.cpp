@@ -28,8 +28,8 @@ template <class... Text>
   fail(ErrorKind::kInvalidArgument, "OptimizerInBackward: ", text...);
 }
 
-void require(bool fine, const char* what, double value) {
-  if (!fine) refuse_in_backward(what, " of ", value);
+void require(bool fine, const char* rule, double value) {
+  if (!fine) refuse_in_backward(rule, ", got ", value);
 }
 
 // A tensor's memory as real numbers.
@@ -103,9 +103,9 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
     std::map<const void*, std::size_t> known;
     const auto& all = reducer.parameters();
     for (std::size_t i = 0; i < all.size(); ++i) known[all[i].unsafeGetTensorImpl()] = i;
-    require(options.max_norm >= 0, "a largest norm", options.max_norm);
+    require(options.max_norm >= 0, "max_norm must be >= 0", options.max_norm);
     require(options.norm_type == 2 || options.norm_type == std::numeric_limits<double>::infinity(),
-            "a norm", options.norm_type);
+            "norm_type must be 2 or infinity", options.norm_type);
     for (std::size_t g = 0; g < groups.size(); ++g) {
       check_rule(kName, groups[g].rule);
       rules.push_back(groups[g].rule);
@@ -255,7 +255,7 @@ OptimizerInBackward::OptimizerInBackward(Reducer& reducer, std::vector<Optimizer
 }
 
 void OptimizerInBackward::set_lr(double lr) {
-  require(lr >= 0, "a learning rate", lr);
+  require(lr >= 0, "lr must be >= 0", lr);
   for (OptimizerRule& rule : impl_->rules) {
     std::visit([lr](auto& one) { one.lr = lr; }, rule);
   }

@@ -12,15 +12,15 @@ namespace {
 class Checker {
  public:
   explicit Checker(const char* who) : who_(who) {}
-  void require(bool fine, const char* what, double value) const {
-    if (!fine) fail(ErrorKind::kInvalidArgument, who_, ": ", what, " of ", value);
+  void require(bool fine, const char* rule, double value) const {
+    if (!fine) fail(ErrorKind::kInvalidArgument, who_, ": ", rule, ", got ", value);
   }
   void adam(double beta1, double beta2) const {
-    require(beta1 >= 0 && beta1 < 1, "a beta1", beta1);
-    require(beta2 >= 0 && beta2 < 1, "a beta2", beta2);
+    require(beta1 >= 0 && beta1 < 1, "beta1 must be from 0 to less than 1", beta1);
+    require(beta2 >= 0 && beta2 < 1, "beta2 must be from 0 to less than 1", beta2);
   }
   void operator()(const Sgd& rule) const {
-    require(rule.momentum >= 0, "a momentum", rule.momentum);
+    require(rule.momentum >= 0, "momentum must be >= 0", rule.momentum);
     if (rule.nesterov && (rule.momentum <= 0 || rule.dampening != 0)) {
       fail(ErrorKind::kInvalidArgument, who_, ": nesterov needs a momentum and no dampening");
     }
@@ -28,22 +28,24 @@ class Checker {
   void operator()(const Adam& rule) const { adam(rule.beta1, rule.beta2); }
   void operator()(const AdamW& rule) const { adam(rule.beta1, rule.beta2); }
   void operator()(const Adagrad& rule) const {
-    require(rule.lr_decay >= 0, "an lr_decay", rule.lr_decay);
-    require(rule.initial_accumulator_value >= 0, "an initial_accumulator_value",
+    require(rule.lr_decay >= 0, "lr_decay must be >= 0", rule.lr_decay);
+    require(rule.initial_accumulator_value >= 0, "initial_accumulator_value must be >= 0",
             rule.initial_accumulator_value);
   }
   void operator()(const RmsProp& rule) const {
-    require(rule.alpha >= 0, "an alpha", rule.alpha);
-    require(rule.momentum >= 0, "a momentum", rule.momentum);
+    require(rule.alpha >= 0, "alpha must be >= 0", rule.alpha);
+    require(rule.momentum >= 0, "momentum must be >= 0", rule.momentum);
   }
   void operator()(const Adadelta& rule) const {
-    require(rule.rho >= 0 && rule.rho <= 1, "a rho", rule.rho);
+    require(rule.rho >= 0 && rule.rho <= 1, "rho must be from 0 to 1", rule.rho);
   }
   void operator()(const Adamax& rule) const { adam(rule.beta1, rule.beta2); }
   void operator()(const Rprop& rule) const {
-    require(rule.eta_minus > 0 && rule.eta_minus < 1, "an eta_minus", rule.eta_minus);
-    require(rule.eta_plus > 1, "an eta_plus", rule.eta_plus);
-    require(rule.step_min >= 0 && rule.step_min <= rule.step_max, "a step_min", rule.step_min);
+    require(rule.eta_minus > 0 && rule.eta_minus < 1, "eta_minus must be between 0 and 1",
+            rule.eta_minus);
+    require(rule.eta_plus > 1, "eta_plus must be > 1", rule.eta_plus);
+    require(rule.step_min >= 0 && rule.step_min <= rule.step_max,
+            "step_min must be from 0 to step_max", rule.step_min);
   }
 
  private:
@@ -162,11 +164,12 @@ void check_rule(const char* who, const OptimizerRule& rule) {
   const Checker checker(who);
   std::visit(
       [&](const auto& one) {
-        checker.require(one.lr >= 0, "a learning rate", one.lr);
+        checker.require(one.lr >= 0, "lr must be >= 0", one.lr);
         if constexpr (requires { one.weight_decay; }) {
-          checker.require(one.weight_decay >= 0, "a weight decay", one.weight_decay);
+          checker.require(one.weight_decay >= 0, "weight_decay must be >= 0", one.weight_decay);
         }
-        if constexpr (requires { one.eps; }) checker.require(one.eps >= 0, "an eps", one.eps);
+        if constexpr (requires { one.eps; })
+          checker.require(one.eps >= 0, "eps must be >= 0", one.eps);
         checker(one);
       },
       rule);

@@ -22,7 +22,7 @@ namespace {
 void check(const ShardedOptimizerOptions& options) {
   if (!(options.max_norm >= 0)) refuse_sharded("max_norm must be >= 0, got ", options.max_norm);
   if (options.norm_type != 2 && options.norm_type != std::numeric_limits<double>::infinity()) {
-    refuse_sharded("a norm of ", options.norm_type);
+    refuse_sharded("norm_type must be 2 or infinity, got ", options.norm_type);
   }
 }
 

@@ -333,7 +333,7 @@ TEST(DistributedOptimizerTest, GroupsAndLearningRates) {
                  [&] { optimizer.set_lr(2, 1); });
     expect_error(ErrorKind::kInvalidArgument, "cannot change from SGD",
                  [&] { optimizer.set_rule(0, Adam{}); });
-    expect_error(ErrorKind::kInvalidArgument, "a learning rate of -1",
+    expect_error(ErrorKind::kInvalidArgument, "lr must be >= 0, got -1",
                  [&] { optimizer.set_lr(-1); });
     optimizer.step(context);
     expect(-19, -19, -1);  // its gradient and its decay cancel
@@ -414,7 +414,7 @@ TEST(DistributedOptimizerTest, ErrorsOfConstruction) {  // test_dist_optim_excep
                  [&] { const DistributedOptimizer none(session, Parameters(), Sgd{}); });
     expect_error(ErrorKind::kInvalidArgument, "parameter 1 is an empty reference",
                  [&] { const DistributedOptimizer none(session, Parameters{good, {}}, Sgd{}); });
-    expect_error(ErrorKind::kInvalidArgument, "a momentum of -1", [&] {
+    expect_error(ErrorKind::kInvalidArgument, "momentum must be >= 0, got -1", [&] {
       const DistributedOptimizer none(session, Parameters{good}, Sgd{.momentum = -1});
     });
     expect_error(ErrorKind::kInvalidArgument, "1 parameters, but 2 names", [&] {

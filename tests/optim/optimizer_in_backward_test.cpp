@@ -424,11 +424,12 @@ TEST(OptimizerInBackwardTest, WhatItRefuses) {
     const auto text = [&](const auto& rule, const OptimizerInBackwardOptions& options = {}) {
       return text_of([&] { OptimizerInBackward(model.reducer(), rule, options); });
     };
-    EXPECT_THAT(text(Sgd{.lr = -1}), HasSubstr("learning rate of -1"));
+    EXPECT_THAT(text(Sgd{.lr = -1}), HasSubstr("lr must be >= 0, got -1"));
     EXPECT_THAT(text(Sgd{.nesterov = true}), HasSubstr("nesterov needs a momentum"));
     EXPECT_THAT(text(Adam{.beta2 = 1}), HasSubstr("beta2 of 1"));
-    EXPECT_THAT(text(Sgd{}, {.max_norm = -1}), HasSubstr("largest norm of -1"));
-    EXPECT_THAT(text(Sgd{}, {.max_norm = 1, .norm_type = 1}), HasSubstr("a norm of 1"));
+    EXPECT_THAT(text(Sgd{}, {.max_norm = -1}), HasSubstr("max_norm must be >= 0, got -1"));
+    EXPECT_THAT(text(Sgd{}, {.max_norm = 1, .norm_type = 1}),
+                HasSubstr("norm_type must be 2 or infinity, got 1"));
     EXPECT_THAT(text(Sgd{.lr = r.id() == 0 ? 0.1 : 0.2}),
                 testing::AllOf(HasSubstr("lr 0.1"), HasSubstr("lr 0.2")));
     const auto groups = [&](std::vector<OptimizerGroup> list) {
@@ -443,7 +444,7 @@ TEST(OptimizerInBackwardTest, WhatItRefuses) {
     EXPECT_THAT(groups({{{p}, Sgd{}}}), HasSubstr("taken by another optimizer"));
     EXPECT_THAT(text_of([&] { fine.set_rule(0, Adam{}); }), HasSubstr("cannot change"));
     EXPECT_THAT(text_of([&] { fine.set_rule(1, Sgd{}); }), HasSubstr("no group 1"));
-    EXPECT_THAT(text_of([&] { fine.set_lr(-1); }), HasSubstr("learning rate of -1"));
+    EXPECT_THAT(text_of([&] { fine.set_lr(-1); }), HasSubstr("lr must be >= 0, got -1"));
 
     Linear half(2, 2);
     half->to(at::kHalf);

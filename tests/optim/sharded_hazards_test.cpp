@@ -168,7 +168,7 @@ TEST(ShardedOptimizerTest, RanksThatDiffer) {
                 HasSubstr("rank 1 has no gradient for 0.weight"));
     if (r.id() == 1) optimizer.param_groups()[0].options().set_lr(-1);
     EXPECT_THAT(text_of([&] { optimizer.step(); }),
-                HasSubstr(r.id() == 1 ? "a learning rate of -1" : "rank 1 has refused"));
+                HasSubstr(r.id() == 1 ? "lr must be >= 0, got -1" : "rank 1 has refused"));
     optimizer.param_groups()[0].options().set_lr(0.1);
     const auto after = net->parameters();
     for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
@@ -196,7 +196,7 @@ TEST(ShardedOptimizerTest, WhatItRefuses) {
         optim::OptimizerParamGroup(net->parameters())};
     const optim::OptimizerParamGroup one({net->parameters()[0]});
     EXPECT_THAT(text(all, optim::SGDOptions(r.id() == 1 ? -1 : 1), {}),
-                HasSubstr("rank 1: ShardedOptimizer: a learning rate of -1"));
+                HasSubstr("rank 1: ShardedOptimizer: lr must be >= 0, got -1"));
     EXPECT_THAT(text(all, optim::SGDOptions(r.id() + 1), {}), HasSubstr("group 0: SGD, lr 2"));
     EXPECT_THAT(text({one, one}, optim::SGDOptions(1), {}), HasSubstr("in two groups"));
     EXPECT_THAT(text({optim::OptimizerParamGroup({at::ones({2})})}, optim::SGDOptions(1), {}),
@@ -234,7 +234,7 @@ TEST(ShardedOptimizerTest, RanksThatDifferInBackward) {
       EXPECT_THAT(text_of([&] { backward(1); }), HasSubstr("other options"));
       if (r.id() == 1) options.set_lr(-1);
       EXPECT_THAT(text_of([&] { backward(2); }),
-                  HasSubstr(r.id() == 1 ? "a learning rate of -1" : "rank 1"));
+                  HasSubstr(r.id() == 1 ? "lr must be >= 0, got -1" : "rank 1"));
       options.set_lr(0.1);
       const auto after = net->parameters();
       for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
