@@ -154,8 +154,8 @@ class Agent final : private transport::Inbox {
   void add_handlers(std::span<const Handler> handlers);
   // Runs on the pool, as a handler does. Dropped if the agent ends before.
   void post(std::function<void()> function);
-  // Runs on this thread when the handler that it runs has returned; on the pool if it runs none. If
-  // it is to be short: it may keep the thread that serves for a while. Does not throw.
+  // Runs on this thread when the handler that it runs has returned; on the pool if it runs none, or
+  // one that waits. It should be short: it may keep the thread that serves. Must not throw.
   void run_after_handler(std::function<void()> function);
   // This thread is one on which handlers or Call::ended() run, and does so just now.
   bool in_own_thread() const noexcept;
@@ -193,6 +193,8 @@ class Agent final : private transport::Inbox {
   void look_if_idle() noexcept {
     if (awaits_idle_.load(std::memory_order_relaxed) != 0) endpoint_->wake();
   }
+  // What the flight record says of this session.
+  CallRecord& record() { return record_; }
   // For those who may outlive the agent.
   const std::shared_ptr<AgentLife>& life() const { return life_; }
 

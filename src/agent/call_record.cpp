@@ -50,6 +50,19 @@ CallRecord::Together::~Together() {
                 flight::Clock::now());
 }
 
+CallRecord::Ticket CallRecord::takes_part(std::optional<WorkerId> root, std::uint64_t number,
+                                          Time now) noexcept {
+  if (group_ == 0) return 0;
+  static const std::uint64_t text = flight::Recorder::instance().text("backward pass");
+  return recorder_->begin_call({.group = group_,
+                                .number = number,
+                                .function = text,
+                                .peer = root ? static_cast<int>(*root) : -1,
+                                .served = root.has_value(),
+                                .pass = true},
+                               now, /*started=*/false);
+}
+
 std::uint64_t CallRecord::text_of(FunctionId function) noexcept {
   if (function >= kMostNames) return 0;
   const std::uint32_t known = function_texts[function].load(std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -80,7 +81,13 @@ class CallRecord {
     if (ticket != 0) recorder_->start_call(ticket, now);
   }
 
-  // Of both.
+  // --- backward passes ---
+
+  // One of ours, or (root) our part in another's. It waits, until it began(); queues(): it waits
+  // for gradients again.
+  Ticket takes_part(std::optional<WorkerId> root, std::uint64_t number, Time now) noexcept;
+
+  // Of all of them.
   enum class End { kWell, kFailed };
   void ended(Ticket ticket, End how, Time now) noexcept {
     if (ticket == 0) return;

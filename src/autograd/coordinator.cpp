@@ -90,6 +90,7 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
       run_after_discovery(roots, std::move(gradients));
     }
     pass_->step();
+    pass_->record().waits();
     done(registry_.self(), pass_->engaged());
     wait_for_all();
   } catch (...) {
@@ -100,6 +101,7 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
     decided_ = !error_;
     return error_;
   }();
+  pass_->record().ends(error ? PassRecord::End::kFailed : PassRecord::End::kWell);
   if (error) throw_failure(*error);
   commit();
 }
@@ -112,6 +114,7 @@ void Coordinator::run_after_discovery(const std::vector<torch::autograd::Edge>& 
   const bool early = pass_->prepare_early();
   spread(pass_->take_reached());
   if (early) pass_->run_early(roots, std::move(gradients));
+  pass_->record().waits();
   wait([this] { return open_ == 0; });
   pass_->discovery_ended();
   if (early) {

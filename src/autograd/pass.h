@@ -16,6 +16,7 @@
 
 #include "autograd/context.h"
 #include "autograd/gated.h"
+#include "autograd/pass_record.h"
 #include "autograd/walk.h"
 #include "autograd/wire.h"
 #include "convoy/deadline.h"
@@ -38,6 +39,7 @@ class Pass final : public GatedRun::Host,
 
   const PassId& id() const { return id_; }
   ContextState& context() const { return *context_; }
+  PassRecord& record() { return record_; }
   // As it is sent on, with what is left of its time.
   PassHead head() const;
   const Deadline& deadline() const { return deadline_; }
@@ -154,6 +156,7 @@ class Pass final : public GatedRun::Host,
   const std::vector<StepId> optimizers_;
   const Deadline deadline_;
 
+  PassRecord record_;
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
   // Guarded by mutex_; the walk is constant once it runs.
@@ -191,5 +194,8 @@ class Pass final : public GatedRun::Host,
   std::chrono::steady_clock::time_point began_;
   std::string node_;  // that runs, or ran last
 };
+
+std::size_t bytes_of(const at::Tensor& gradient);
+std::size_t bytes_of(const std::vector<at::Tensor>& gradients);
 
 }  // namespace convoy::autograd::detail

@@ -322,6 +322,7 @@ std::shared_ptr<Coordinator> Registry::coordinator(const PassId& id) const {
 
 void Registry::add(const std::shared_ptr<Pass>& pass) {
   const std::scoped_lock lock(mutex_);
+  record_locked(*pass);
   passes_.emplace(pass->id(), pass);
 }
 
@@ -355,7 +356,15 @@ std::shared_ptr<Pass> Registry::find_or_make_pass(const PassHead& head) {
     fail(ErrorKind::kResource, "autograd: there are ", kMostAtOnce,
          " backward passes here at once");
   }
-  return passes_.emplace(head.pass, std::move(made)).first->second;
+  const auto [place, fresh] = passes_.emplace(head.pass, std::move(made));
+  if (fresh) record_locked(*place->second);
+  return place->second;
+}
+
+void Registry::record_locked(Pass& pass) noexcept {
+  if (session_)
+    pass.record().begins(session_->agent().record(), pass.id(),
+                         pass.id().root == self_.load(std::memory_order_relaxed));
 }
 
 std::shared_ptr<Pass> Registry::end_pass(const PassId& id) {

@@ -121,6 +121,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   template <auto Function, class Then, class... Arguments>
   class Attempt;
 
+  void record_locked(Pass& pass) noexcept;
+
   const void* const address_;
   mutable std::mutex mutex_;
   // Guarded by mutex_:

@@ -24,14 +24,17 @@ std::string as_json(const std::vector<flight::Log>& logs) {
   return text + "]\n";
 }
 
-// Of a rank without collectives: "2 calls and 1 handler under way".
+// Of a rank without collectives: "2 calls, 1 backward pass and 1 handler under way".
 std::string describe_calls(const flight::Log& log) {
   std::size_t made = 0;
+  std::size_t passes = 0;
   std::size_t served = 0;
   for (const auto& call : log.calls) {
-    if (!call.over()) ++(call.served ? served : made);
+    if (!call.over()) ++(call.pass ? passes : call.served ? served : made);
   }
-  return concat(made, made == 1 ? " call" : " calls", " and ", served,
+  const std::string in_passes =
+      passes == 0 ? "" : concat(", ", passes, passes == 1 ? " backward pass" : " backward passes");
+  return concat(made, made == 1 ? " call" : " calls", in_passes, " and ", served,
                 served == 1 ? " handler" : " handlers", " under way");
 }
 

@@ -19,6 +19,7 @@ bool call_is_over(const Entry& entry) { return entry.over(); }
 std::string since_then(nanoseconds time) { return format_duration(std::max(nanoseconds(), time)); }
 
 std::string function_and_number(const Entry& entry) {
+  if (entry.pass) return concat(entry.operation, " ", entry.number);
   return entry.peer < 0 ? entry.operation : concat(entry.operation, ", call ", entry.number);
 }
 
@@ -63,7 +64,32 @@ std::string who_is_missing(const Calls& calls, const Log& log, const Entry& entr
   return concat("; ", names, names.find(',') == names.npos ? " has" : " have", " not come");
 }
 
+// A worker's part in a backward pass.
+std::string part_of_pass(const Entry& entry, nanoseconds now) {
+  switch (entry.state) {
+    case State::kScheduled: return entry.served ? "waits for gradients" : "waits for others";
+    case State::kStarted: return concat("runs since ", since_then(now - entry.started));
+    case State::kCompleted: return "is done";
+    default: return "has failed";
+  }
+}
+
+// "backward pass 3 since 12 s, waits for gradients; worker1 runs since 11 s; worker2 is done"
+std::string pass_line(const Log& log, const Entry& entry, const Calls& calls, nanoseconds now) {
+  std::string text =
+      concat(worker_of(log, entry), ": ", function_and_number(entry),
+             entry.served ? concat(" of ", peer_of(log, entry)) : std::string(), " since ",
+             since_then(now - entry.created), ", ", part_of_pass(entry, now));
+  if (entry.served) return text;
+  for (const auto& [other, part] : calls.parts(log, entry)) {
+    const GroupEntry* const group = other->group_of(*part);
+    text += concat("; ", group ? group->name : "another", " ", part_of_pass(*part, now));
+  }
+  return text;
+}
+
 std::string call_line(const Log& log, const Entry& entry, const Calls& calls, nanoseconds now) {
+  if (entry.pass) return pass_line(log, entry, calls, now);
   const std::string who = worker_of(log, entry);
   const std::string peer = peer_of(log, entry);
   if (entry.served) {
@@ -77,6 +103,12 @@ std::string call_line(const Log& log, const Entry& entry, const Calls& calls, na
   if (entry.peer < 0) return text + who_is_missing(calls, log, entry);
   return text + (entry.state == State::kScheduled ? ", which has not been sent yet"
                                                   : state_there(calls, log, entry, now));
+}
+
+Calls::Side part_in(const std::vector<Calls::Side>& parts, const Log& log) {
+  const auto found =
+      std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.log == &log; });
+  return found == parts.end() ? Calls::Side() : *found;
 }
 
 // Those that waited for longest, and how many there are more.
@@ -102,7 +134,7 @@ std::size_t Calls::Hash::operator()(const Key& key) const {
 
 std::optional<Calls::Key> Calls::key_of(const Log& log, const Entry& entry) {
   const GroupEntry* const group = log.group_of(entry);
-  if (!group || group->session == 0 || entry.peer < 0) return std::nullopt;
+  if (!group || group->session == 0 || entry.peer < 0 || entry.pass) return std::nullopt;
   return Key{group->session, group->rank, entry.peer, entry.served, entry.number};
 }
 
@@ -126,6 +158,33 @@ Calls::Side Calls::other(const Log& log, const Entry& entry) const {
     }
   }
   return {};
+}
+
+std::vector<Calls::Side> Calls::parts(const Log& log, const Entry& pass) const {
+  std::vector<Side> found;
+  const GroupEntry* const root = log.group_of(pass);
+  if (!root || !pass.pass || pass.served) return found;
+  for (const Log& other : job_) {
+    for (const Entry& entry : other.calls) {
+      if (!entry.pass || !entry.served || entry.number != pass.number) continue;
+      const GroupEntry* const group = other.group_of(entry);
+      if (!group || group->session != root->session || entry.peer != root->rank) continue;
+      found.push_back({&other, &entry});
+    }
+  }
+  return found;
+}
+
+bool Calls::has_root(const Log& log, const Entry& part) const {
+  const GroupEntry* const group = log.group_of(part);
+  if (!group) return false;
+  return std::any_of(job_.begin(), job_.end(), [&](const Log& other) {
+    return std::any_of(other.calls.begin(), other.calls.end(), [&](const Entry& entry) {
+      if (!entry.pass || entry.served || entry.over() || entry.number != part.number) return false;
+      const GroupEntry* const root = other.group_of(entry);
+      return root && root->session == group->session && root->rank == part.peer;
+    });
+  });
 }
 
 std::string worker_of(const Log& log, const Entry& entry) {
@@ -159,7 +218,9 @@ std::vector<std::string> calls_under_way(const Calls& calls, std::size_t most, n
   for (const Log& log : calls.job()) {
     for (const Entry& entry : log.calls) {
       if (entry.over() || now - entry.created < least) continue;
+      // It is in the line of whoever waits for it.
       if (entry.served && calls.other(log, entry).entry) continue;
+      if (entry.served && entry.pass && calls.has_root(log, entry)) continue;
       lines.emplace_back(entry.created, call_line(log, entry, calls, now));
     }
   }
@@ -177,9 +238,14 @@ std::vector<std::string> last_calls(const Log& log, std::size_t most, nanosecond
   for (std::size_t i = over.size() - std::min(most, over.size()); i < over.size(); ++i) {
     const Entry& entry = *over[i];
     const bool failed = entry.state == State::kFailed;
-    lines.push_back(concat(worker_of(log, entry), entry.served ? ": ran for " : ": called ",
-                           peer_of(log, entry), ": ", function_and_number(entry),
-                           failed ? ", failed after " : ", answered in ",
+    const std::string what =
+        !entry.pass ? concat(entry.served ? ": ran for " : ": called ", peer_of(log, entry), ": ")
+        : entry.served ? concat(": for ", peer_of(log, entry), ": ")
+                       : std::string(": ");
+    lines.push_back(concat(worker_of(log, entry), what, function_and_number(entry),
+                           failed       ? ", failed after "
+                           : entry.pass ? ", done in "
+                                        : ", answered in ",
                            short_time(std::max(nanoseconds(), entry.ended - entry.created)), ", ",
                            short_time(std::max(nanoseconds(), now - entry.ended)), " ago"));
   }
@@ -194,7 +260,8 @@ std::vector<std::string> who_called(const Log& log, const Calls& calls, std::siz
     for (const Entry& entry : other.calls) {
       if (entry.served || entry.created > end || entry.state == State::kCompleted) continue;
       if (entry.state == State::kFailed && entry.ended < end - kNoticed) continue;
-      const auto [callee, found] = calls.other(other, entry);
+      const auto [callee, found] =
+          entry.pass ? part_in(calls.parts(other, entry), log) : calls.other(other, entry);
       if (callee != &log) continue;
       const char* const state = !found || found->state == State::kScheduled ? ""
                                 : found->state == State::kStarted           ? ", which ran there"

@@ -22,6 +22,10 @@ class Calls {
   };
   // What the other worker has of that call; no entry: nothing. No log: there is none of it.
   Side other(const Log& log, const Entry& entry) const;
+  // Of a backward pass: the parts that other workers have in it.
+  std::vector<Side> parts(const Log& log, const Entry& pass) const;
+  // Of such a part: whether the pass is under way at its root.
+  bool has_root(const Log& log, const Entry& part) const;
   const std::vector<Log>& job() const { return job_; }
 
  private:
@@ -52,6 +56,8 @@ std::string peer_of(const Log& log, const Entry& entry);
 // that counts the rest:
 //   worker2 (rank 2): waits since 12.3 s for worker0: train_step, call 417; it runs there since ...
 //   worker0 (rank 0): runs since 12.2 s for worker2: train_step, call 417
+//   worker0 (rank 0): backward pass 3 since 12.3 s, waits for gradients; worker1 runs since 12.2 s
+//   worker1 (rank 1): backward pass 3 of worker0 since 12.3 s, runs since 12.2 s
 std::vector<std::string> calls_under_way(const Log& log, const Calls& calls, std::size_t most,
                                          std::chrono::nanoseconds now);
 // The same of all ranks: calls that were made at least so long ago, and what runs for callers that

@@ -289,11 +289,13 @@ Value call_entry(const Log& log, const Entry& entry) {
   const GroupEntry* const session = log.group_of(entry);
   static constexpr std::array kMade = {"", "queued", "sent", "answered", "failed"};
   static constexpr std::array kRun = {"", "queued", "running", "answered", "failed"};
+  static constexpr std::array kPassed = {"", "waiting", "running", "done", "failed"};
+  const auto& states = entry.pass ? kPassed : entry.served ? kRun : kMade;
   return Dict{{"worker", session ? session->name : ""},
               {entry.served ? "caller" : "callee", peer_of(log, entry)},
               {"function", entry.operation},
               {"number", entry.number},
-              {"state", (entry.served ? kRun : kMade)[static_cast<std::size_t>(entry.state)]},
+              {"state", states[static_cast<std::size_t>(entry.state)]},
               {"time_created_ns", wall(entry.created)},
               {"time_started_ns", wall(entry.started)},
               {"time_ended_ns", wall(entry.ended)}};

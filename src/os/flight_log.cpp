@@ -93,7 +93,8 @@ std::optional<Entry> read_call(const Ring& ring, std::size_t slot, std::size_t s
   auto entry = read_record(calls_of(ring)[slot], slot, slots, place, [](Entry&) {});
   if (!entry) return std::nullopt;
   entry->served = (place & kServed) != 0;
-  entry->peer = peer_in(place & (kServed - 1));
+  entry->pass = (place & kPass) != 0;
+  entry->peer = peer_in(place & (kPass - 1));
   const Site* const site = site_at(ring, place >> 32);
   entry->operation = site ? site->file.load() : "a function";
   return entry;

@@ -34,6 +34,7 @@ struct Entry {
   std::string function;
   unsigned line = 0;    // 0: the place is not known
   bool served = false;  // a call of RPC: another worker's, which runs here
+  bool pass = false;    // no call, but a backward pass, or (served) this worker's part in one
 
   bool under_way() const { return state == State::kStarted; }
   bool over() const { return state == State::kCompleted || state == State::kFailed; }

@@ -299,7 +299,7 @@ Recorder::Ticket Recorder::begin_call(const Call& call, Clock::time_point now,
     RecordHead& record = calls_of(*ring_)[(ticket - 1) & (calls_ - 1)];
     if (is_under_way(record) || !claim(record, ticket)) continue;
     write_head(record, call.group, call.number,
-               call.function << 32 | (call.served ? kServed : 0) |
+               call.function << 32 | (call.served ? kServed : 0) | (call.pass ? kPass : 0) |
                    static_cast<std::uint32_t>(call.peer + 1),
                now, started);
     record.word.store(2 * ticket, kRelease);

@@ -50,6 +50,9 @@ struct Call {
   std::uint64_t function = 0;  // of text()
   int peer = -1;               // the other worker; -1: all of them
   bool served = false;         // it is the other's
+  // A backward pass of distributed autograd: `number` is its root's. `served`: a part in that of
+  // `peer`. It is started while the engine runs, and delayed while it waits for gradients.
+  bool pass = false;
 };
 
 // This process's flight record. Under `convoy run` it is in memory that the launcher holds as well,

@@ -95,11 +95,12 @@ struct alignas(64) RecordHead {
   Word group;   // the Group's `id`; 0: not known
   Word number;  // of the collective, or of the message, in its group; of the caller's calls there
   // site << 32 | peer + 1 (a message's), or root + 1, or 0. Of a call: site of the function's name
-  // << 32 | kServed | rank of the other worker + 1, or 0 for all of them.
+  // << 32 | kServed | kPass | rank of the other worker + 1, or 0 for all of them.
   Word place;
 };
 static_assert(sizeof(RecordHead) == 64);
 inline constexpr std::uint64_t kServed = 0x8000'0000;  // it is another worker's call
+inline constexpr std::uint64_t kPass = 0x4000'0000;    // it is no call, but a backward pass
 
 struct Record : RecordHead {
   Word input;  // elements

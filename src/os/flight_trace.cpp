@@ -108,7 +108,9 @@ class Tracer {
     Lanes served("handlers");
     for (Drawn& drawn : draw(log.calls, now_)) {
       drawn.lane = (drawn.entry->served ? served : made).at(drawn.from, drawn.to);
-      if (drawn.entry->served) {
+      if (drawn.entry->pass) {
+        add_pass(trace, log, drawn);
+      } else if (drawn.entry->served) {
         add_served(trace, log, drawn);
       } else {
         add_made(trace, log, drawn);
@@ -122,6 +124,15 @@ class Tracer {
     return concat("\"state\":\"", state_text(entry), "\",\"call\":", entry.number,
                   ",\"worker\":", quote_json(worker_of(log, entry)),
                   entry.served ? ",\"for\":" : ",\"to\":", quote_json(peer_of(log, entry)));
+  }
+
+  // A part of it waits and runs by turns.
+  void add_pass(ChromeTrace& trace, const Log& log, const Drawn& drawn) const {
+    const Entry& entry = *drawn.entry;
+    trace.span(drawn.lane,
+               concat(entry.operation, " ", entry.number,
+                      entry.served ? concat(" <- ", peer_of(log, entry)) : std::string()),
+               trace_time(drawn.from), trace_time(drawn.to), args_of(log, entry));
   }
 
   // From its call to its answer; the arrow begins when it was sent.

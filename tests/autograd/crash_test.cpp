@@ -1,4 +1,4 @@
-// Roots that die in a pass, at every point of what they say to one of the others.
+// Roots that die in a pass, at every point of what they say to one of the others; others, too.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "convoy/autograd.h"
 #include "convoy/rref.h"
+#include "kill.h"
 #include "simulated.h"
 #include "transport/simulation.h"
 
@@ -199,6 +200,8 @@ TEST(AutogradCrashTest, RootsInContextsOfOthers) {
     EXPECT_GT(failed, 0);
   }
 }
+
+TEST(AutogradCrashTest, KilledWorkers) { kill_test::kill_workers_with_letters(1, 4); }
 
 }  // namespace
 }  // namespace convoy::autograd::crash_test

@@ -9,6 +9,8 @@
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
+#include "os/flight_calls.h"
+#include "os/flight_recorder.h"
 #include "support.h"
 
 namespace convoy::autograd::faults_test {
@@ -188,6 +190,39 @@ TEST(AutogradFaultTest, LateCallsMakeNoContexts) {
     EXPECT_TRUE(at::equal(future.wait(), torch::ones({3})));
     EXPECT_EQ(session.rpc_sync<count_contexts>("worker1"), 0U);
     EXPECT_EQ(stats(session).contexts, 0U);
+  });
+}
+
+// The flight record says what each worker does in it, for whoever looks from outside.
+TEST(AutogradFaultTest, TheFlightRecordTellsOfPasses) {
+  using testing::Contains, testing::ContainsRegex;
+  const auto read = [] {
+    const auto& recorder = flight::Recorder::instance();
+    return std::vector{flight::read(*recorder.ring(), recorder.bytes()).value()};
+  };
+  run_root(3, [&](Session& session) {
+    const auto x = leaf();
+    const Context context(session);
+    const auto y = session.rpc_sync<slow_behind>("worker1", "worker2", x);
+    std::thread other([&, context = find(session, context.id())] { context.backward({y.sum()}); });
+    EXPECT_TRUE(begun().wait());
+    const auto hangs =
+        Contains(ContainsRegex("worker0 \\(pid [0-9]+\\): backward pass 1 since [0-9.]+ m?s, waits "
+                               "for others; worker1 waits for gradients; worker2 runs since"));
+    std::vector<std::string> lines;
+    const auto deadline = Deadline::after(20s);
+    do {
+      const auto logs = read();
+      lines =
+          flight::calls_under_way(flight::Calls(logs), 20, flight::Clock::now().time_since_epoch());
+    } while (!testing::Value(lines, hangs) && !deadline.expired());
+    EXPECT_THAT(lines, hangs);
+    released().set(true);
+    other.join();
+    const auto logs = read();
+    const auto over = flight::last_calls(logs[0], 100, flight::Clock::now().time_since_epoch());
+    EXPECT_THAT(over, Contains(ContainsRegex("worker0 .*: backward pass 1, done in")));
+    EXPECT_THAT(over, Contains(ContainsRegex("worker2 .*: for worker0: backward pass 1, done in")));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "kill.h"
 #include "programs.h"
 #include "support/rank_group.h"
 
@@ -31,6 +32,10 @@ TEST(AutogradSoakTest, Processes) {
       session.shutdown({.timeout = 1000s});
     });
   }
+}
+
+TEST(AutogradSoakTest, KilledWorkers) {
+  for (const int first : {1, 5, 9}) kill_test::kill_workers_with_letters(first, first + 3);
 }
 
 }  // namespace

@@ -436,6 +436,62 @@ TEST(FlightCalls, TellWhoWaitsForWhomSinceWhen) {
             std::string::npos);
 }
 
+// What each worker does in it, in one line of its root's.
+TEST(FlightCalls, BackwardPasses) {
+  using Lines = std::vector<std::string>;
+  Worker root(0);
+  Worker other(1);
+  const auto begin = [](Worker& worker, int peer, std::uint64_t number) {
+    return worker.recorder.begin_call({.group = worker.group,
+                                       .number = number,
+                                       .function = worker.recorder.text("backward pass"),
+                                       .peer = peer,
+                                       .served = peer >= 0,
+                                       .pass = true},
+                                      at(8s), false);
+  };
+  // Calls and other passes of the same number have nothing to do with it.
+  root.makes(3, 7s);
+  other.recorder.end_call(begin(other, 0, 2), State::kCompleted, at(9s));
+  const auto pass = begin(root, -1, 3);
+  root.recorder.start_call(pass, at(9s));
+  auto job = read_both(root, other);
+  EXPECT_EQ(under_way(job, 0)[1], "caller (rank 0): backward pass 3 since 12 s, runs since 11 s");
+  const auto part = begin(other, 0, 3);
+  root.recorder.delay_call(pass);
+  job = read_both(root, other);
+  EXPECT_EQ(under_way(job, 0)[1],
+            "caller (rank 0): backward pass 3 since 12 s, waits for others; "
+            "callee waits for gradients");
+  EXPECT_EQ(under_way(job, 1),
+            Lines{"callee (rank 1): backward pass 3 of caller since 12 s, waits for gradients"});
+  other.recorder.start_call(part, at(15s));
+  job = read_both(root, other);
+  EXPECT_EQ(under_way(job, 1),
+            Lines{"callee (rank 1): backward pass 3 of caller since 12 s, runs since 5 s"});
+  // Of all ranks: each pass once.
+  const Lines all = calls_under_way(Calls(job), 5, 20s);
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[1],
+            "caller (rank 0): backward pass 3 since 12 s, waits for others; callee runs since 5 s");
+  // It dies.
+  EXPECT_EQ(who_called(job[1], Calls(job), 5, 20s).back(),
+            "caller (rank 0) since 12 s: backward pass 3, which ran there");
+  EXPECT_EQ(who_called(job[0], Calls(job), 5, 20s), Lines{});
+  EXPECT_NE(to_trace(job, 20s).find("backward pass 3 <- caller"), std::string::npos);
+  EXPECT_NE(to_json(job[1], job)
+                .find("\"function\": \"backward pass\", \"number\": 3, "
+                      "\"state\": \"running\""),
+            std::string::npos);
+  other.recorder.end_call(part, State::kCompleted, at(16s));
+  root.recorder.end_call(pass, State::kFailed, at(20s));
+  job = read_both(root, other);
+  EXPECT_EQ(last_calls(job[1], 1, 16s),
+            Lines{"callee (rank 1): for caller: backward pass 3, done in 8 s, 0 us ago"});
+  EXPECT_EQ(last_calls(job[0], 1, 20s),
+            Lines{"caller (rank 0): backward pass 3, failed after 12 s, 0 us ago"});
+}
+
 // However many calls come after it.
 TEST(FlightCalls, OneUnderWayIsNotForgotten) {
   Worker caller(0, 64);
