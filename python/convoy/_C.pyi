@@ -343,6 +343,12 @@ class TorchRpcAgent(RpcAgent):
     @overload
     def get_worker_info(self, id: int) -> WorkerInfo: ...
     def get_worker_infos(self) -> list[WorkerInfo]: ...
+    def backward(self, context_id: int, roots: Sequence[Tensor], retain_graph: bool, timeout: float) -> None:
+        """SMART, over a context of torch.distributed.autograd; `timeout` in seconds, 0: never."""
+    def backward_passes(self) -> int:
+        """Such passes that run here."""
+    def set_faults(self, failing: list[str], times: int, late: dict[str, float]) -> None:
+        """For tests: messages of these types fail so often, or are served so many seconds late."""
 
 def end_torch_rpc() -> None:
     """For the end of the interpreter: calls of torch.distributed.rpc end with an error."""

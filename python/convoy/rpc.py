@@ -31,10 +31,11 @@ from _convoy.torch_rpc import ConvoyRpcBackendOptions
 from convoy import _C
 from convoy._C import RpcFuture as Future, RpcReference as RRef
 from convoy._error import ArgumentError, RemoteError
+from convoy._torch_rpc import use_smart_backward
 
 __all__ = ["Context", "ConvoyRpcBackendOptions", "DistributedOptimizer", "Future", "RRef", "RemoteError", "Session", "WorkerInfo", "caller",
            "current_session", "float32", "function", "int16", "int32", "int8", "struct", "uint16", "uint32", "uint64",
-           "uint8"]
+           "uint8", "use_smart_backward"]
 
 Any_ = TypeVar("Any_")
 

@@ -2,7 +2,8 @@
 
     python rpc_run.py -v ConvoyRpcTest.test_add ...
 
-`make test-pytorch-rpc` runs all of them (rpc_suite.py), ctest a few. BACKEND=TENSORPIPE runs the peer itself.
+`make test-pytorch-rpc` runs all of them (rpc_suite.py), ctest a few. BACKEND=TENSORPIPE runs the peer itself. SMART=1:
+with convoy.rpc.use_smart_backward(). Classes ConvoyFaulty... are those that torch has for its faulty agent.
 No file of torch is edited. Workers are forked from a server
 that has imported this file and used nothing of it: importing takes each of them seconds otherwise.
 """
@@ -26,13 +27,17 @@ import torch.distributed.rpc as rpc  # noqa: E402
 import convoy  # noqa: E402, F401: registers the backend
 from torch.testing._internal.common_distributed import MultiProcessTestCase  # noqa: E402
 from torch.testing._internal.distributed import rpc_utils  # noqa: E402
+from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import FaultyRpcAgentTestFixture  # noqa: E402
 from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture  # noqa: E402
+
+if os.environ.get("SMART"):
+    convoy.rpc.use_smart_backward()
 
 
 class Fixture(RpcAgentTestFixture):
     @property
     def rpc_backend(self):
-        return rpc.BackendType[NAME]
+        return rpc.backend_registry.BackendType[NAME]
 
     @property
     def rpc_backend_options(self):
@@ -43,6 +48,31 @@ class Fixture(RpcAgentTestFixture):
 
     def get_timeout_error_regex(self):
         return "RPC ran for more than"
+
+
+def make_faulty_options(rpc_timeout, init_method, num_worker_threads, messages_to_fail, messages_to_delay, num_fail_sends):
+    options = convoy.rpc.ConvoyRpcBackendOptions(num_worker_threads=num_worker_threads, rpc_timeout=rpc_timeout,
+                                                 init_method=init_method)
+    options.messages_to_fail, options.num_fail_sends = messages_to_fail, num_fail_sends
+    options.messages_to_delay = messages_to_delay
+    return options
+
+
+def init_faulty(store, name, rank, world_size, rpc_backend_options):
+    agent = convoy._torch_rpc.init(store, name, rank, world_size, rpc_backend_options)
+    agent.set_faults(rpc_backend_options.messages_to_fail, rpc_backend_options.num_fail_sends,
+                     rpc_backend_options.messages_to_delay)
+    agent.sync()  # so that all have set theirs
+    return agent
+
+
+rpc.backend_registry.register_backend("FAULTY_CONVOY", make_faulty_options, init_faulty)
+
+
+class FaultyFixture(FaultyRpcAgentTestFixture):
+    @property
+    def rpc_backend(self):
+        return rpc.backend_registry.BackendType["FAULTY_CONVOY"]
 
 
 def run_with(environment, target, args, kwargs):
@@ -66,6 +96,7 @@ def set_up(self):
 rpc_utils.SpawnHelper.setUp = set_up
 rpc_utils.SpawnHelper.tearDown = MultiProcessTestCase.tearDown
 globals().update(rpc_utils.generate_tests("Convoy", Fixture, rpc_utils.GENERIC_TESTS, __name__))
+globals().update(rpc_utils.generate_tests("Convoy", FaultyFixture, rpc_utils.FAULTY_AGENT_TESTS, __name__))
 
 
 if __name__ == "__main__":
