@@ -54,6 +54,8 @@ class DocsTest(unittest.TestCase):
             page = (docs_site.SOURCE / "api" / "queue.md").read_text()
             self.assertIn("| `capacity` | `std::size_t` | `1024` |", page)
             self.assertIn("## Barrier", page)
+            rules = (docs_site.SOURCE / "api" / "optimizer_rules.md").read_text()
+            self.assertIn("| `dampening` | `double` | `0` |", rules)  # the second of one declaration
             self.assertNotIn("private:", page)
 
     def test_the_readme_shows_the_example(self):
