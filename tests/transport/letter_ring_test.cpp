@@ -83,7 +83,7 @@ TEST(LetterRingTest, NonsenseIsAnError) {
   with([](RingLayout&, std::uint32_t* entry) { entry[3] = 1U << 16; });    // a loan of nothing
   RingWriter writer = RingWriter::create(kProbe);
   writer.layout().magic = 0;
-  expect_error(ErrorKind::kInvalidArgument, "no ring",
+  expect_error(ErrorKind::kInvalidArgument, "not a ring",
                [&] { RingReader reader(writer.mapping()); });
 }
 

@@ -450,6 +450,37 @@ TEST(ShmEndpointTest, LostComesAfterTheReplyThatIsBeingDelivered) {
   a->inbox.on_arrived = nullptr;
 }
 
+// Both sides may have dialed. When one of the connections ends the remote is lost, and the other
+// one ends, too: what still comes there must not reach an endpoint that is gone.
+TEST(ShmEndpointTest, ALostRemoteKeepsNoConnection) {
+  auto party = join();
+  auto& fabric = shm::Fabric::instance();
+  const Address other{Id::random(), fabric.self().encode()};
+  std::atomic<int> notes = 0;
+  const auto dial = [&] {
+    return fabric.dial(
+        fabric.self(), party->endpoint->address().id, other.encode(),
+        [&](shm::Peer&, const shm::Frame&, UniqueFd) { ++notes; }, Deadline::after(kLimit));
+  };
+  // Each look is a round of the watch thread.
+  const auto comes = [&](FunctionRef<bool()> ready) {
+    const Deadline limit = Deadline::after(kLimit);
+    while (!ready() && !limit.expired()) fabric.close_door(Id{});
+    return ready();
+  };
+  const auto first = dial();
+  const auto second = dial();
+  EXPECT_TRUE(comes([&] { return notes == 2; })) << "the doorbell, over each";
+  fabric.hang_up({first});
+  EXPECT_TRUE(until(*party, [&] { return party->inbox.losses() == 1; }));
+  const auto late = dial();
+  EXPECT_TRUE(comes([&] { return late->lost(); }));
+  party.reset();
+  EXPECT_TRUE(second->try_note(7, 0, -1));
+  EXPECT_TRUE(comes([&] { return second->lost(); }));
+  fabric.hang_up({second, late});
+}
+
 // --- descriptors ---
 
 // A pipe whose writing end is somebody's who has something to tell.

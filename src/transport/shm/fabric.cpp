@@ -120,6 +120,7 @@ struct Fabric::Impl {
                          const Deadline& deadline, const std::function<void()>& check);
   void release_limbo(Memory& memory);
   void reap_on_loop();
+  void drop_on_loop(const std::vector<std::shared_ptr<Peer>>& peers);
 };
 
 namespace {
@@ -405,18 +406,24 @@ std::shared_ptr<Peer> Fabric::dial(const ProcessInfo& info, const Id& door, cons
   return peer;
 }
 
-void Fabric::hang_up(const std::vector<std::shared_ptr<Peer>>& peers) {
-  for (const auto& peer : peers) peer->send_bye();
-  impl_->watch.call([&] {
-    for (const auto& peer : peers) peer->stop_on_loop();
-    std::erase_if(impl_->connections.lock()->dialed, [&](const auto& peer) {
-      return std::find(peers.begin(), peers.end(), peer) != peers.end();
-    });
+// Whoever takes their notes and hears their alarms may be gone after this.
+void Fabric::Impl::drop_on_loop(const std::vector<std::shared_ptr<Peer>>& peers) {
+  CONVOY_DCHECK(watch.loop().in_loop());
+  for (const auto& peer : peers) peer->stop_on_loop();
+  std::erase_if(connections.lock()->dialed, [&](const auto& peer) {
+    return std::find(peers.begin(), peers.end(), peer) != peers.end();
   });
 }
 
+void Fabric::hang_up(const std::vector<std::shared_ptr<Peer>>& peers) {
+  for (const auto& peer : peers) peer->send_bye();
+  impl_->watch.call([&] { impl_->drop_on_loop(peers); });
+}
+
 void Fabric::forget(std::vector<std::shared_ptr<Peer>> peers) {
+  for (const auto& peer : peers) peer->send_bye();
   impl_->watch.loop().post([this, gone = std::move(peers)]() mutable {
+    impl_->drop_on_loop(gone);
     gone.clear();
     impl_->reap_on_loop();
   });

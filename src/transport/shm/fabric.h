@@ -73,7 +73,8 @@ class Fabric {
   // Ends dialed connections; the other side hears of it. When it returns no note is being taken.
   // Not on the watch thread.
   void hang_up(const std::vector<std::shared_ptr<Peer>>& peers);
-  // Of lost ones, from any thread: they go when the watch thread comes by.
+  // The same from any thread, without waiting for it: when a later hang_up() returns, or
+  // close_door(), no note of these is taken.
   void forget(std::vector<std::shared_ptr<Peer>> peers);
 
   // At least one byte; aligned to pages; not cleared. Throws kResource.

@@ -157,6 +157,8 @@ void Peer::stop_on_loop() {
   CONVOY_DCHECK(loop_->in_loop());
   loop_->unwatch(socket_watch_);
   loop_->unwatch(pid_watch_);
+  loop_->cancel(grace_);
+  state_.lock()->alarms.clear();
 }
 
 void Peer::receive_on_loop() {
@@ -223,7 +225,7 @@ void Peer::closed_on_loop() {
   closed_.store(true, std::memory_order_release);
   loop_->unwatch(socket_watch_);
   const auto until = Deadline::Clock::now() + (notes_ ? kDialedGrace : kExitGrace);
-  loop_->call_at(until, [weak = weak_from_this()] {
+  grace_ = loop_->call_at(until, [weak = weak_from_this()] {
     const auto peer = weak.lock();
     if (!peer || peer->lost()) return;
     peer->lose_on_loop("closed its connection but still runs (did it call exec?)");

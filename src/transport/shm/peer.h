@@ -102,7 +102,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool try_note(std::uint64_t number, std::uint64_t bytes, int descriptor, const Id& id = {});
   void send_bye() noexcept;
 
-  // The watch thread's side.
+  // The watch thread's side. After stop_on_loop() it takes no note and rings no alarm.
   void stop_on_loop();
   void start_on_loop(Loop& loop);
   // Ends what start_on_loop() began. For a peer that nobody has been given.
@@ -138,6 +138,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Loop* loop_ = nullptr;
   Loop::WatchId socket_watch_ = 0;
   Loop::WatchId pid_watch_ = 0;
+  Loop::TimerId grace_ = 0;  // after the connection has ended
   Notes notes_;
 };
 

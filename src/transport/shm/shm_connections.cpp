@@ -96,7 +96,7 @@ ShmRemote& ShmEndpoint::make_remote(const Address& address, const ProcessInfo& i
 }
 
 void ShmEndpoint::attach(ShmRemote& remote, const std::shared_ptr<Peer>& peer) {
-  if (remote.ending_) return peer->send_bye();
+  if (remote.ending_) return fabric_.forget({peer});
   auto alarm = std::make_shared<LinkAlarm>(*this, peer);
   {
     const std::scoped_lock send_lock(remote.send_mutex_);

@@ -63,6 +63,7 @@ void ShmRemote::probe() {
 
 void ShmEndpoint::start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
                                  const ParsedLetter& letter) {
+  if (!remote.reader_) return;            // it was broken off, for another letter of its
   if (since_slice_ != 0) --since_slice_;  // it is none that waits for slices
   auto transfer = std::make_unique<Transfer>();
   transfer->remote = &remote;
