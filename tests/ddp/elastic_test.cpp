@@ -200,7 +200,8 @@ TEST(ElasticTest, WhatItRefuses) {
       return text_of([&] { elastic::run(model, options, [](std::uint64_t) { return false; }); });
     };
     EXPECT_THAT(text({}), HasSubstr("members need a store"));
-    EXPECT_THAT(text({.store = r.store(), .joins = true}), HasSubstr("a group of its own"));
+    EXPECT_THAT(text({.store = r.store(), .joins = true}),
+                HasSubstr("must come with a group of 1 rank, got"));
     EXPECT_THAT(text({.store = r.store(), .min_size = 3, .timeout = 200ms}),
                 HasSubstr("2 members are left, 3 are needed"));
     // What a step throws otherwise is its own.

@@ -298,7 +298,8 @@ void meet_where_rank_0_serves(Rank& r, const std::function<Session()>& join) {
   for (int other = 0; other < r.size(); ++other) expect_answers(session, concat("at-", other));
   r.barrier();
   if (r.id() == 0) {
-    expect_error(ErrorKind::kInvalidArgument, "at-0 serves the store", [&] { session.shutdown(); });
+    expect_error(ErrorKind::kInvalidArgument, "at-0 serves the session's store",
+                 [&] { session.shutdown(); });
     // It is still there.
     for (int other = 0; other < r.size(); ++other) expect_answers(session, concat("at-", other));
   }
@@ -349,7 +350,8 @@ void meet_by_variables(const std::function<Session(const std::string& name, int 
   const Session second = join("second", 1);
   expect_answers(first, "second");
   expect_answers(second, "first");
-  expect_error(ErrorKind::kInvalidArgument, "first serves the store", [&] { first.shutdown(); });
+  expect_error(ErrorKind::kInvalidArgument, "first serves the session's store",
+               [&] { first.shutdown(); });
   second.shutdown();
   EXPECT_TRUE(soon([&] { return first.size() == 1; }));
   first.shutdown();
