@@ -125,7 +125,7 @@ bench-python: build ## torch.distributed on our backend beside Gloo, into build/
 bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/bench/ddp.json
 	@failed=0; for bench in ddp exposed; do bench/$$bench.py || failed=1; done; exit $$failed
 
-bench-endpoint: bootstrap-peers build ## letters between processes beside ZeroMQ, Open MPI and the machine's limits, into build/bench/endpoint.json
+bench-endpoint: bootstrap-peers build ## messages between processes beside ZeroMQ, Open MPI and the machine's limits, into build/bench/endpoint.json
 	@bench/endpoint.py
 
 bench-rpc: bootstrap-actors build ## calls with tensors beside PyTorch's RPC, gRPC, Ray and Monarch, into build/bench/rpc.json

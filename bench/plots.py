@@ -11,7 +11,8 @@ KNOWN = {OURS: "#0072b2", "gloo": "#d55e00", "tensorpipe": "#e69f00", "tensorpip
          "openmpi": "#56b4e9", "zmq": "#cc79a7", "oneccl": "#cc79a7", "torch.multiprocessing": "#d55e00"}
 # Not a rival but a floor: drawn as rings.
 LIMITS = {"limit": "#888888", "memcpy": "#888888", "ring": "#888888", "endpoint": "#555555", "futex": "#555555",
-          "local": "#bbbbbb", "alone": "#bbbbbb", "coll": "#888888", "two cores": "#555555", "floor": "#888888"}
+          "local": "#bbbbbb", "alone": "#bbbbbb", "coll": "#888888", "two cores": "#555555", "floor": "#888888",
+          "ideal": "#888888", "without": "#bbbbbb"}
 
 
 def time_text(us):

@@ -25,7 +25,11 @@ SECTIONS = [
     ("python", "torch.distributed from Python", "bench-python", "The same program on Gloo and on Convoy."),
     ("ddp", "DistributedDataParallel: a step", "bench-ddp", "Forward, backward and reduction of a model."),
     ("rpc", "RPC", "bench-rpc", "Calls of a function in another process, with tensors."),
-    ("endpoint", "Letters between processes", "bench-endpoint", "What RPC stands on."),
+    ("autograd", "Gradients across processes", "bench-autograd", "A backward pass, and steps of an optimizer, over "
+     "several workers."),
+    ("pipeline", "Models in stages", "bench-autograd", "One step of a pipeline of three workers. `ideal` is what its "
+     "schedule takes if messages cost nothing."),
+    ("endpoint", "Messages between processes", "bench-endpoint", "What RPC stands on."),
     ("share", "Tensors between processes", "bench-share", "A tensor to another process and back."),
     ("queue", "Queues", "bench-share", "A tensor through a queue."),
     ("processes", "Processes", "bench-share", "Starting processes; publishing weights."),
@@ -38,7 +42,17 @@ CASES = {
     "call_single": "small call, one thread", "call_beside_1gb": "small call beside 1 GB",
     "round_trip": "empty round trip", "round_trip_asleep": "empty round trip, both asleep",
     "large_lent": "100 MB, read where it is", "large_placed": "100 MB, placed",
+    "rref_life": "a reference, from creation to its end", "to_here": "to_here", "module_forward": "forward of a module",
+    "example": "backward of one call", "mlp": "forward and backward of an MLP",
+    "mlp_overhead": "the same, without its computing", "chain_4": "backward along four workers",
+    "lineage": "forward pass that is recorded", "calls_10000": "backward of 10 of 10,000 calls",
+    "step_4_owners": "step, parameters of four workers", "backward_and_step": "backward and step, four workers",
+    "step_in_backward": "step inside of backward", "timer_gpipe": "GPipe, stages that only wait",
+    "real_gpipe": "GPipe, a model", "timer_1f1b": "1F1B, stages that only wait", "real_1f1b": "1F1B, a model",
 }
+# What the sides of calls are called in the record when they are ours, in other languages and APIs.
+OWN = {"convoy python": "convoy.rpc", "convoy torch": "torch RPC"}
+CHART_NEEDS = {"coll": "bench-coll", "ddp": "bench-ddp", "rpc": "bench-rpc"}
 
 
 COLUMNS = ("op", "model", "mode", "path", "what", "dtype", "ranks", "bytes", "ours_us", "peer", "peer_us", "ratio",
@@ -57,7 +71,10 @@ def main():
     page = options.html or options.folder / "report.html"
     page.write_text(report(found, options.folder), encoding="utf-8")
     print(f"{sum(len(records) for records in found.values())} records drawn in {page}")
-    if options.chart:
+    missing = [f"`make {target}`" for name, target in CHART_NEEDS.items() if not found[name]]
+    if options.chart and missing:
+        print(f"the chart stays as it is: it also needs {', '.join(missing)}")
+    elif options.chart:
         options.chart.parent.mkdir(parents=True, exist_ok=True)
         options.chart.write_text(chart(found), encoding="utf-8")
         print(f"chart in {options.chart}")
@@ -114,8 +131,10 @@ def one_line_each(title, rows):
 
 
 def by_case(name, title, records):
-    rows = [(CASES.get(path, f"{op} {path}".strip().replace("_", " ")), times(alike))
-            for (op, path), alike in grouped(records, "op", "path").items()]
+    rows = []
+    for (op, path), alike in grouped(records, "op", "path").items():
+        words = CASES.get(path, path if op in OWN else f"{op} {path}").strip().replace("_", " ")
+        rows.append((f"{words}, {OWN[op]}" if op in OWN else words, times(alike)))
     return one_line_each(title, rows)
 
 
@@ -149,17 +168,16 @@ def chart(found):
     if steps:  # ours in its default mode, beside the peer's best one
         rows.append(("DDP step, 100 M parameters", {plots.OURS: steps[0]["ours_us"], "gloo": steps[0]["peer_us"]}))
     for path in ("call", "outstanding_64", "echo_100mb"):
-        alike = [r for r in found["rpc"] if r["path"] == path]
+        alike = [r for r in found["rpc"] if (r["op"], r["path"]) == ("call", path)]
         rows.append((f"RPC: {CASES[path]}", rivals(times(alike))))
     rows = [(what, sides_of) for what, sides_of in rows if len(sides_of) > 1]
-    if not rows:
-        sys.exit("bench: the chart needs records of bench-coll, bench-ddp or bench-rpc")
     return plots.dots("Two processes of one host: time beside the peers", rows)
 
 
 def rivals(found):
-    """Without floors, and without our own backend over MPI."""
-    return {side: us for side, us in found.items() if side not in plots.LIMITS and side != "mpi"}
+    """Without floors, and without our own other ways."""
+    own = {"mpi", *OWN}
+    return {side: us for side, us in found.items() if side not in plots.LIMITS and side not in own}
 
 
 def report(found, folder):
