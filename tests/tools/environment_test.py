@@ -9,6 +9,7 @@ PAGE = ROOT / "docs" / "reference" / "environment.md"
 # Texts that look like variables and are none.
 NOT_VARIABLES = {"BF16_COMPRESS", "FP16_COMPRESS", "POST_FORWARD", "MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED",
                  "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"}
+NAMES_OF_MESSAGES = re.compile(r"""\{"(\w+)", MessageType::\1\}""")  # of PyTorch's RPC
 # With an underscore; "OMPI_MCA_ess_base_jobid" is one, too. At the end of an underscore something follows at run time.
 NAME = re.compile(r"""["']([A-Z][A-Z0-9]*_(?:[A-Z0-9_]*|MCA_[a-z_]+))=?["']""")
 # Of any form, where the environment is asked.
@@ -21,7 +22,7 @@ def names_in_source(text):
     # Without C++'s comments: // outside of a string.
     text = re.sub(r'("(?:\\.|[^"\\\n])*")|//.*', lambda found: found[1] or "", text)
     asked = {name for pair in ASKED.findall(text) for name in pair if name}
-    return (set(NAME.findall(text)) | asked) - NOT_VARIABLES
+    return (set(NAME.findall(text)) | asked) - NOT_VARIABLES - set(NAMES_OF_MESSAGES.findall(text))
 
 
 def sources():
