@@ -80,7 +80,7 @@ test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a
 test-pytorch-rpc: build ## PyTorch's own tests of torch.distributed.rpc on our transport (a quarter of an hour)
 	@tests/pytorch/rpc_suite.py --build build/release --python $(CONVOY_VENV)/bin/python --jobs $(JOBS)
 
-demo: demo-plan ready-release ## train a character-level GPT with two processes, on TEXT=file or on our own texts
+demo: demo-plan ready-release ## train a character-level GPT with two processes, on TEXT=file or on three classics
 	@$(call compile,release) convoy_command char_gpt
 	@TEXT='$(TEXT)' examples/char_gpt/demo
 
