@@ -17,6 +17,7 @@
 
 #include "convoy/c10d_store.h"
 #include "convoy/error.h"
+#include "torch_operator.h"
 #include "torch_rpc.h"
 
 namespace convoy::python {
@@ -116,7 +117,8 @@ TorchRpcAgent::TorchRpcAgent(rpc::Session session, const Options& options)
                to_milliseconds(options.timeout)),
       session_(std::move(session)),
       handlers_(WorkPool::make(options.threads)),
-      completions_(WorkPool::make(options.threads)),
+      // Most end in microseconds with the interpreter's lock: several at once only wait for it.
+      completions_(WorkPool::make(1, std::chrono::milliseconds(2))),
       backward_(std::make_shared<TorchBackward>(session_, handlers_)) {
   for (const auto& worker : session_.workers()) {
     by_name_.emplace(worker.name, workers_.size());
@@ -279,6 +281,14 @@ void TorchRpcAgent::complete(const Sent& sent, const rpc::Future<TorchReply>& an
 // --- The other side -----------------------------------------------------------------------------
 
 rpc::Future<TorchReply> TorchRpcAgent::serve(c10::intrusive_ptr<Message> request) {
+  if (!faults_) {
+    if (const auto answer = answer_small_operator(*this, *request)) {
+      change([&] { ++activity_.total; });
+      rpc::Promise<TorchReply> answered;
+      answered.set_value(reply_of(*answer));
+      return answered.future();
+    }
+  }
   auto promise = std::make_shared<rpc::Promise<TorchReply>>();
   auto future = promise->future();
   change([&] {

@@ -1,16 +1,9 @@
 #include "work_pool.h"
 
-#include <chrono>
 #include <thread>
 #include <utility>
 
 namespace convoy::python {
-namespace {
-
-// So long nothing begins or ends before one more may run.
-constexpr std::chrono::milliseconds kStall{50};
-
-}  // namespace
 
 // Guarded by the pool's mutex.
 struct WorkPool::Task {
@@ -34,8 +27,8 @@ thread_local Here here;
 
 }  // namespace
 
-std::shared_ptr<WorkPool> WorkPool::make(int size) {
-  return std::shared_ptr<WorkPool>(new WorkPool(size));
+std::shared_ptr<WorkPool> WorkPool::make(int size, std::chrono::milliseconds stall) {
+  return std::shared_ptr<WorkPool>(new WorkPool(size, stall));
 }
 
 void WorkPool::start() {
@@ -54,11 +47,12 @@ void WorkPool::submit(Work work) {
   dispatch(lock);
 }
 
-// As many threads as may run something.
+// As many threads as may run something. May let go of the lock.
 void WorkPool::dispatch(Lock& lock) {
   if (!started_ || queue_.empty()) return;
   if (running_ < size_ + extra_) {
     if (idle_ > 0) {
+      lock.unlock();  // so that whoever wakes up finds it free
       work_came_.notify_one();
       return;
     }
@@ -68,13 +62,12 @@ void WorkPool::dispatch(Lock& lock) {
     return;
   }
   if (watching_) {
-    watch_.notify_one();
+    if (std::exchange(watch_sleeps_, false)) watch_.notify_one();
     return;
   }
   watching_ = true;
   ++threads_;
   std::thread([self = shared_from_this()] { self->watch(); }).detach();
-  static_cast<void>(lock);
 }
 
 void WorkPool::work() {
@@ -87,7 +80,8 @@ void WorkPool::work() {
     run(lock);
     if (extra_ > 0) --extra_;  // something goes on again
     ++idle_;
-    if (!queue_.empty() && idle_ > 1) work_came_.notify_one();
+    // The first is this thread's.
+    if (queue_.size() > 1 && idle_ > 1 && running_ + 1 < size_ + extra_) work_came_.notify_one();
   }
   if (--threads_ == 0) ended_.notify_all();
 }
@@ -100,7 +94,7 @@ void WorkPool::run(Lock& lock) {
     Work work = std::move(queue_.front());
     queue_.pop_front();
     dispatch(lock);  // the next one, perhaps
-    lock.unlock();
+    if (lock.owns_lock()) lock.unlock();
     here = {this, task};
     work();
     work = nullptr;
@@ -115,12 +109,17 @@ void WorkPool::run(Lock& lock) {
 void WorkPool::watch() {
   Lock lock(mutex_);
   while (!stopping_) {
-    watch_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    while (!stopping_ && queue_.empty()) {
+      watch_sleeps_ = true;
+      watch_.wait(lock);
+    }
+    watch_sleeps_ = false;
     const std::uint64_t before = changes_;
-    watch_.wait_for(lock, kStall, [&] { return stopping_; });
+    watch_.wait_for(lock, stall_, [&] { return stopping_; });
     if (stopping_ || queue_.empty() || changes_ != before) continue;
     ++extra_;
     dispatch(lock);
+    if (!lock.owns_lock()) lock.lock();
   }
   if (--threads_ == 0) ended_.notify_all();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -14,17 +15,18 @@ namespace convoy::python {
 
 // Runs work that may do anything, such as Python code that waits for calls. At most `size` tasks
 // run at once, but for those that wait: a task counts no more while a call that it has made is
-// under way (Waiting), and one more may run whenever none has begun or ended for a moment while
-// some are queued. So tasks that wait for other tasks never stop for good, whatever the size.
+// under way (Waiting), and one more may run whenever none has begun or ended for a moment (`stall`)
+// while some are queued. So tasks that wait for other tasks never stop for good, whatever the size.
 //
 // Threads are made when they are needed, belong to nobody, and keep the pool: stop() ends them.
 // Thread-safe.
 class WorkPool final : public std::enable_shared_from_this<WorkPool> {
  public:
   using Work = std::function<void()>;
+  static constexpr std::chrono::milliseconds kStall{50};
 
   // Nothing runs before start().
-  static std::shared_ptr<WorkPool> make(int size);
+  static std::shared_ptr<WorkPool> make(int size, std::chrono::milliseconds stall = kStall);
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
 
@@ -56,7 +58,7 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
  private:
   struct Task;
 
-  explicit WorkPool(int size) : size_(size) {}
+  WorkPool(int size, std::chrono::milliseconds stall) : size_(size), stall_(stall) {}
   using Lock = std::unique_lock<std::mutex>;
   void dispatch(Lock& lock);
   void work();
@@ -66,6 +68,7 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
   void waits_no_more(Task& task);
 
   const int size_;
+  const std::chrono::milliseconds stall_;
   mutable std::mutex mutex_;
   std::condition_variable work_came_;
   std::condition_variable watch_;
@@ -74,7 +77,8 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
   std::deque<Work> queue_;
   bool started_ = false;
   bool stopping_ = false;
-  bool watching_ = false;      // a thread looks whether anything goes on
+  bool watching_ = false;      // there is a thread that looks whether anything goes on
+  bool watch_sleeps_ = false;  // it has nothing to look at
   int extra_ = 0;              // may run besides `size`
   int running_ = 0;            // tasks that do not wait
   int idle_ = 0;               // threads

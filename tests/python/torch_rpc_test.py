@@ -9,6 +9,7 @@ import time
 from unittest import TestCase
 
 import torch
+import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
 import convoy
@@ -120,6 +121,154 @@ def refuse_options(path):
     return texts
 
 
+# --- SMART backward ---------------------------------------------------------------------------------------------------
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise ValueError("no gradient here")
+
+
+class Dies(Fails):
+    @staticmethod
+    def backward(context, gradient):
+        die()
+
+
+def multiply(a, b):
+    return a * b
+
+
+def pass_on(x, to):
+    """A call inside of a call."""
+    return rpc.rpc_sync(to, multiply, args=(x, x)) * 2
+
+
+def fail_backward(x):
+    return Fails.apply(x)
+
+
+def die_backward(x):
+    return Dies.apply(x)
+
+
+def checkpointed(x):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(lambda y: (y * y).sin(), x, use_reentrant=False)
+
+
+def passes_here():
+    return int(dist_autograd._get_debug_info()["num_current_backward_passes"])
+
+
+def use_smart(path):
+    convoy.rpc.use_smart_backward(timeout=ranks.LIMIT)
+    convoy.rpc.use_smart_backward(timeout=ranks.LIMIT)  # the same again
+    init(path, 3, rpc_timeout=ranks.LIMIT)
+    try:
+        if ranks.rank() == 0:
+            check_gradients()
+            check_failures()
+    finally:
+        rpc.shutdown()  # the others wait for it
+    return True
+
+
+def check_gradients():
+    x, y = torch.full((3,), 2.0, requires_grad=True), torch.full((3,), 5.0, requires_grad=True)
+    with dist_autograd.context() as context:
+        # Results that nobody uses: PyTorch's own backward() waits for their gradients without end.
+        rpc.rpc_sync("worker1", multiply, args=(x, y))
+        rpc.rpc_sync("worker2", pass_on, args=(y, "worker1"))
+        a = rpc.rpc_sync("worker1", pass_on, args=(x, "worker2"))  # 2 x^2
+        b = rpc.rpc_sync("worker2", pass_on, args=(a, "worker0"))  # 8 x^4, and back to here
+        dist_autograd.backward(context, [b.sum()], retain_graph=True)
+        gradients = dist_autograd.get_gradients(context)
+        assert torch.equal(gradients[x], torch.full((3,), 256.0)), gradients
+        assert y not in gradients and x.grad is None
+        dist_autograd.backward(context, [b.sum()])  # adds to them
+        assert torch.equal(dist_autograd.get_gradients(context)[x], torch.full((3,), 512.0))
+    # References as roots, here and there.
+    with dist_autograd.context() as context:
+        used = rpc.remote("worker1", multiply, args=(x, x))
+        rpc.rpc_sync("worker2", multiply, args=(x, y))
+        total = rpc.remote("worker2", torch.sum, args=(used.to_here(),))
+        total.backward(context, retain_graph=True)
+        rpc.RRef(used.to_here().sum()).backward(context)
+        assert torch.equal(dist_autograd.get_gradients(context)[x], torch.full((3,), 8.0))
+        del used, total
+    # What is checkpointed is computed again, in the backward pass of another worker.
+    with dist_autograd.context() as context:
+        z = rpc.rpc_sync("worker1", checkpointed, args=(x,))
+        dist_autograd.backward(context, [z.sum()])
+        wanted, = torch.autograd.grad((x * x).sin().sum(), x)
+        assert torch.allclose(dist_autograd.get_gradients(context)[x], wanted)
+
+
+def check_failures():
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        with dist_autograd.context() as context:
+            y = rpc.rpc_sync("worker2", pass_on, args=(rpc.rpc_sync("worker1", fail_backward, args=(x,)), "worker1"))
+            try:
+                dist_autograd.backward(context, [y.sum()])
+                raise AssertionError("it returned")
+            except convoy.rpc.RemoteError as error:
+                assert (error.worker, error.remote_type) == ("worker1", "ValueError"), error
+                assert "Error on Node 1: no gradient here" in str(error), error
+    assert passes_here() == 0
+    for worker in ("worker1", "worker2"):
+        assert rpc.rpc_sync(worker, passes_here) == 0
+
+
+def backward_with_the_dying(path):
+    """A worker that dies in the middle of a pass is an error with its name at the root; others go on."""
+    convoy.rpc.use_smart_backward(timeout=ranks.LIMIT)
+    init(path, 3, rpc_timeout=ranks.LIMIT)
+    if ranks.rank() == 0:
+        text, x = "", torch.ones(2, requires_grad=True)
+        with dist_autograd.context() as context:
+            a = rpc.rpc_sync("worker1", multiply, args=(x, x))
+            y = rpc.rpc_sync("worker1", pass_on, args=(rpc.rpc_sync("worker2", die_backward, args=(a,)), "worker1"))
+            try:
+                dist_autograd.backward(context, [y.sum()])
+            except convoy.Error as error:
+                text = f"{error.kind}: {error}"
+        with dist_autograd.context() as context:
+            dist_autograd.backward(context, [rpc.rpc_sync("worker1", multiply, args=(x, x)).sum()])
+            assert torch.equal(dist_autograd.get_gradients(context)[x], torch.full((2,), 2.0))
+        left = rpc.rpc_sync("worker1", passes_here)
+        try:
+            rpc.rpc_sync("worker1", set_ended)
+        except RuntimeError:
+            pass
+        rpc.shutdown(graceful=False)
+        return text, left
+    wait_ended()
+    rpc.shutdown(graceful=False)
+    return None
+
+
+def smart_elsewhere(path):
+    convoy.rpc.use_smart_backward()
+    rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{path}/rpc"))
+    text = ""
+    with dist_autograd.context() as context:
+        try:
+            dist_autograd.backward(context, [torch.ones(2, requires_grad=True).sum()])
+        except convoy.Error as error:
+            text = str(error)
+    rpc.shutdown()
+    return text
+
+
 LEAVING = """
     import sys, time, torch, torch.distributed.rpc as rpc
     import convoy
@@ -162,6 +311,25 @@ class TorchRpcTest(TestCase):
         self.assertIn("world_size", texts[0])
         self.assertIn("device_maps", texts[1])
         self.assertEqual(texts[2], "7")
+
+    def test_smart_backward(self):
+        with ranks.folder() as path:
+            self.assertEqual(ranks.run(use_smart, 3, path, backend=None), [True] * 3)
+
+    def test_smart_backward_with_a_killed_worker(self):
+        with ranks.folder() as path:
+            results = ranks.run_all(backward_with_the_dying, 3, path, backend=None)
+        self.assertNotIsInstance(results[0], ranks.Failed, results[0])
+        text, left = results[0]
+        self.assertIn("peer lost", text)
+        self.assertIn("worker2", text)
+        self.assertEqual(left, 0)
+        self.assertIsInstance(results[2], ranks.Died)
+
+    def test_smart_backward_on_another_backend(self):
+        with ranks.folder() as path:
+            [text] = ranks.run(smart_elsewhere, 1, path, backend=None)
+        self.assertIn("another backend than CONVOY", text)
 
     def test_interpreter_exit_with_calls_under_way(self):
         with ranks.folder() as path:

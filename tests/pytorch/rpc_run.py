@@ -15,6 +15,8 @@ import types
 import unittest
 
 NAME = os.environ.setdefault("BACKEND", "CONVOY")
+# Tests of DDP call each other as soon as their own process group is there; torch does not wait for the others' by itself.
+os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
 
 if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
     stub = types.ModuleType("expecttest")  # torch's harness needs only a base class and a flag of it
