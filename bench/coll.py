@@ -151,7 +151,7 @@ def show_bars(records):
         for size, ratio in sorted(found.items()):
             verdict = "met   " if ratio >= least else "MISSED"
             print(f"  {verdict} {op} {dtype} {path} n={ranks} {human(size):>7}: "
-                  f"{ratio:.2f} x {peer} (bar {least})")
+                  f"{ratio:.2f} x {peer} (target {least})")
 
 
 def show_overhead(records):
@@ -160,7 +160,7 @@ def show_overhead(records):
     for r in records:
         if r["peer"] == "mpi" or (r["peer"], r["setting"]) == ("openmpi", "default"):
             times.setdefault((r["op"], r["dtype"], r["path"], r["ranks"], r["bytes"]), {})[r["peer"]] = r["peer_us"]
-    print("\nBackend mpi beside Open MPI itself (bar: 2 us more, up to 4 KB):")
+    print("\nBackend mpi beside Open MPI itself (target: 2 us more, up to 4 KB):")
     for (op, dtype, path, ranks, size), us in times.items():
         if len(us) == 2 and path == "private" and size <= 4 * KB:
             more = us["mpi"] - us["openmpi"]

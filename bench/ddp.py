@@ -283,7 +283,7 @@ class Bench:
             "setting": setting, **more})
 
     def bar(self, value, most, text):
-        self.bars.append((value <= most, f"{text}: {value:.3f} x (bar {most})"))
+        self.bars.append((value <= most, f"{text}: {value:.3f} x (target {most})"))
 
     def finish(self, file, start):
         """Writes and tells; 1 if a bar was missed."""

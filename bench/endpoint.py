@@ -64,9 +64,9 @@ def show(ours, records, star):
         if not ratios:
             print(f"  not measured: {case} beside {peer}")
             continue
-        missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.2f} of {peer}'s time (bar {most:.2f})")
+        missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.2f} of {peer}'s time (target {most:.2f})")
     for name, most in MOST_STAR.items():
-        missed += sides.bar(star[name] <= most, f"{name}: {star[name]} (bar {most})")
+        missed += sides.bar(star[name] <= most, f"{name}: {star[name]} (target {most})")
     return missed
 
 

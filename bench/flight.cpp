@@ -99,8 +99,8 @@ int main(int argc, char** argv) {
     std::printf("%.2f\n", time_barrier());
     return 0;
   }
-  std::printf("flight record alone: %.1f ns per operation (bar: 100 ns)\n", time_record());
-  std::printf("a call of RPC: %.1f ns on each side (bar: 50 ns)\n", time_call());
+  std::printf("flight record alone: %.1f ns per operation (target: 100 ns)\n", time_record());
+  std::printf("a call of RPC: %.1f ns on each side (target: 50 ns)\n", time_call());
   double with = 1e9, without = 1e9;
   for (int round = 0; round < 5; ++round) {
     with = std::min(with, time_in_child(argv[0], "on"));

@@ -46,9 +46,9 @@ def main():
         records += [record(f"timer_{schedule}", timer, "ideal", IDEAL_US),
                     record(f"real_{schedule}", real, "torch", theirs)]
         missed += sides.bar(IDEAL_US / timer >= LEAST_OF_IDEAL,
-                            f"{schedule}, stages that wait on a timer: {IDEAL_US / timer:.3f} of the ideal (bar {LEAST_OF_IDEAL})")
+                            f"{schedule}, stages that wait on a timer: {IDEAL_US / timer:.3f} of the ideal (target {LEAST_OF_IDEAL})")
         missed += sides.bar(real / theirs <= MOST_REAL,
-                            f"{schedule}, real stages: {real / theirs:.3f} of PyTorch's time (bar {MOST_REAL})")
+                            f"{schedule}, real stages: {real / theirs:.3f} of PyTorch's time (target {MOST_REAL})")
     sides.write_records(records, file)
     print(f"\n{len(records)} records in {file}, {time.monotonic() - start:.0f} s")
     return 1 if missed else 0

@@ -28,9 +28,9 @@ def main():
     slower, faster = 1 / records[0]["ratio"], records[1]["ratio"]
     print("\nBars:")
     missed = sides.bar(slower <= PUBLISH_BAR,
-                       f"publish of 100 MB takes {slower:.2f} x memcpy's time (bar {PUBLISH_BAR})")
+                       f"publish of 100 MB takes {slower:.2f} x memcpy's time (target {PUBLISH_BAR})")
     missed += sides.bar(faster >= SPAWN_BAR, f"spawn of 8: torch.multiprocessing.spawn takes {faster:.1f} x "
-                        f"our time (bar {SPAWN_BAR})")
+                        f"our time (target {SPAWN_BAR})")
     return 1 if missed else 0
 
 

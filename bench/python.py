@@ -77,12 +77,12 @@ def show_bars(records):
         for r in records:
             if (r["op"], r["dtype"], r["bytes"], r["peer"]) == (op, kind, size, peer):
                 verdict = "met   " if r["ratio"] >= least else "MISSED"
-                print(f"  {verdict} {op} {kind} {size} B: {r['ratio']:.2f} x {peer} (bar {least})")
+                print(f"  {verdict} {op} {kind} {size} B: {r['ratio']:.2f} x {peer} (target {least})")
     for r in records:
         if r["peer"] == "coll" and r["op"] == "all_reduce" and r["bytes"] == 8:
             cost = r["ours_us"] - r["peer_us"]
             verdict = "met   " if cost <= CALL_COST_US else "MISSED"
-            print(f"  {verdict} a call from Python costs {cost:.1f} us more (bar {CALL_COST_US})")
+            print(f"  {verdict} a call from Python costs {cost:.1f} us more (target {CALL_COST_US})")
 
 
 if __name__ == "__main__":

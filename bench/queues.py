@@ -56,7 +56,7 @@ def show(records):
     for case, least in BARS.items():
         ratio, peer = min((r["ratio"], r["peer"]) for r in records
                           if r["path"] == case and r["peer"] != "convoy")
-        missed += sides.bar(ratio >= least, f"{case}: {peer} takes {ratio:.1f} x our time (bar {least})")
+        missed += sides.bar(ratio >= least, f"{case}: {peer} takes {ratio:.1f} x our time (target {least})")
     return missed
 
 

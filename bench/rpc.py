@@ -118,24 +118,24 @@ def show(times, ours, records):
         if not ratios:
             print(f"  not measured: {case} beside {peer}")
             continue
-        missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s time (bar {most:.3f})")
+        missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s time (target {most:.3f})")
     for (case, peer), (other, most) in MOST_RREF.items():
         ratios = [1 / r["ratio"] for r in records if r["path"] == case and r["peer"] == peer]
         if ratios:
-            missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s {other} (bar {most:.3f})")
+            missed += sides.bar(ratios[0] <= most, f"{case}: {ratios[0]:.3f} of {peer}'s {other} (target {most:.3f})")
     for (case, side, peer), most in MOST_PYTHON.items():
         if (case, side) not in times or (case, peer) not in times:
             print(f"  not measured: {case} of {side} beside {peer}")
             continue
         ratio = times[case, side] / times[case, peer]
-        missed += sides.bar(ratio <= most, f"{case}: {side} {ratio:.3f} of {peer}'s time (bar {most:.3f})")
+        missed += sides.bar(ratio <= most, f"{case}: {side} {ratio:.3f} of {peer}'s time (target {most:.3f})")
     for case in ("rref_bytes", "rref_bytes_owner"):
         if (case, "convoy rref") in times:
             found = times[case, "convoy rref"]
-            missed += sides.bar(found <= MOST_RREF_BYTES, f"{case}: {found:.0f} (bar {MOST_RREF_BYTES})")
+            missed += sides.bar(found <= MOST_RREF_BYTES, f"{case}: {found:.0f} (target {MOST_RREF_BYTES})")
     if "call_beside_1gb" in ours:
         ratio = ours["call_beside_1gb"] / ours["call_single"]
-        missed += sides.bar(ratio < MOST_BESIDE, f"small calls beside 1 GB: {ratio:.2f} of those alone (bar {MOST_BESIDE})")
+        missed += sides.bar(ratio < MOST_BESIDE, f"small calls beside 1 GB: {ratio:.2f} of those alone (target {MOST_BESIDE})")
     return missed
 
 

@@ -56,10 +56,10 @@ def show(records):
         ratio = min(r["ratio"] for r in records
                     if r["path"] == case and r["peer"] == "torch.multiprocessing")
         missed += sides.bar(ratio >= least,
-                            f"{case}: torch.multiprocessing takes {ratio:.1f} x our time (bar {least})")
+                            f"{case}: torch.multiprocessing takes {ratio:.1f} x our time (target {least})")
     for case, most in TIME_BARS.items():
         ours = next(r["ours_us"] for r in records if r["path"] == case)
-        missed += sides.bar(ours <= most, f"{case}, both busy: {ours:.1f} us (bar {most})")
+        missed += sides.bar(ours <= most, f"{case}, both busy: {ours:.1f} us (target {most})")
     return missed
 
 
