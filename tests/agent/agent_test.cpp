@@ -450,6 +450,63 @@ TEST(AgentTest, ShortHandlersRunOnTheThreadThatServesUntilOneIsLong) {
   EXPECT_EQ(sync(session[0], 1, "quick", "x"), "x");
 }
 
+TEST(AgentTest, SomethingRunsAfterTheHandler) {
+  Session* all = nullptr;
+  std::atomic<bool> inside{false};
+  std::atomic<int> after{0};
+  std::thread::id thread;
+  TestFunction ask = function("ask", [&](Request&, const std::string& text) {
+    inside = true;
+    thread = std::this_thread::get_id();
+    (*all)[1].run_after_handler([&] {
+      EXPECT_FALSE(inside);
+      EXPECT_EQ(Request::current(), nullptr);
+      EXPECT_EQ(std::this_thread::get_id(), thread);
+      ++after;
+      (*all)[1].wake();
+    });
+    inside = false;
+    return text;
+  });
+  Session session(2, {ask});
+  all = &session;
+  const auto limit = Deadline::after(30s);
+  for (int i = 1; i <= 100; ++i) {
+    EXPECT_EQ(sync(session[0], 1, "ask", "x"), "x");
+    ASSERT_TRUE(session[1].wait(limit, [&] { return after == i; }));
+  }
+  // Not in a handler.
+  session[1].run_after_handler([&] {
+    EXPECT_TRUE(session[1].in_own_thread());
+    ++after;
+    session[1].wake();
+  });
+  ASSERT_TRUE(session[1].wait(limit, [&] { return after == 101; }));
+}
+
+// It may be what the handler waits for.
+TEST(AgentTest, WhatRunsAfterAHandlerDoesNotWaitForOneThatWaits) {
+  Session* all = nullptr;
+  TestFunction ask = function("ask", [&](Request&, const std::string&) {
+    Agent& here = (*all)[1];
+    std::atomic<bool> done{false};
+    TextCall call;
+    call.then = [&](TextCall&) {
+      here.run_after_handler([&] {
+        done = true;
+        here.wake();
+      });
+    };
+    start(here, call, 0, "echo", "x");
+    const bool in_time = here.wait(Deadline::after(20s), [&] { return done.load(); });
+    here.wait(call);
+    return std::string(in_time ? "in time" : "late");
+  });
+  Session session(2, {ask, echo()}, [](AgentOptions& options) { options.threads = 1; });
+  all = &session;
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(sync(session[0], 1, "ask"), "in time");
+}
+
 TEST(AgentTest, AnswersMayComeLaterFromAnywhere) {
   std::mutex mutex;
   std::vector<RequestRef> kept;

@@ -324,6 +324,32 @@ TEST(AgentTroubleTest, ShutdownThatTimesOutLeavesTheSessionOpenAndMayBeCalledAga
 }
 
 // As a server does that sits in shutdown() while calls still come.
+// It would lose itself, with the calls to itself.
+TEST(AgentTroubleTest, WhoEndsSaysNoGoodbyeToItself) {
+  Hooks hooks;
+  std::vector<transport::Address> told;
+  hooks.send = [&](transport::Remote& remote,
+                   const transport::Letter& letter) -> std::optional<transport::SendResult> {
+    if (static_cast<LetterType>(letter.kind) == LetterType::kGoodbye) {
+      told.push_back(remote.address());
+    }
+    return std::nullopt;
+  };
+  Gate gate;
+  TestAgent a(hooked(options_of(0), hooks), {echo(), gate.function_of("stand")});
+  TestAgent b(options_of(1), {echo()});
+  admit({&*a, &*b});
+  EXPECT_EQ(sync(*a, 1, "echo", "x"), "x");
+  TextCall call;
+  start(*a, call, 0, "stand");
+  while (gate.inside.load() == 0) std::this_thread::yield();
+  a->abort();
+  ASSERT_TRUE(call.failure);
+  EXPECT_EQ(call.failure->kind, ErrorKind::kCancelled);
+  EXPECT_EQ(told, std::vector{b->address()});
+  gate.open = true;
+}
+
 TEST(AgentTroubleTest, CallsOfCallbacksGoOnWhileAWorkerShutsDown) {
   // Two calls, the second one made when the first one ends.
   struct Steps {

@@ -1,20 +1,26 @@
 // Sessions from their beginning to their end, in trouble: how they start, forked children, workers
 // that are killed, ends that overlap with what is under way.
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
+#include <iostream>
 #include <thread>
 
 #include "agent/sleeper.h"
 #include "base/concat.h"
+#include "base/unique_fd.h"
 #include "convoy/rpc.h"
 #include "group/launched_ranks.h"
 #include "rpc/twin.h"
 #include "support/expect_error.h"
 #include "support/forked.h"
+#include "support/programs.h"
 #include "support/rank_group.h"
 
 namespace convoy::rpc::test {
@@ -136,33 +142,68 @@ void expect_calls(const Session& session) {
 
 // --- how they start ---
 
-// As a user sets them, or a launcher does.
-void start_by_variables(const std::vector<std::string>& more, const std::string& port) {
-  std::vector<std::string> environment = {"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
-                                          "MASTER_PORT=" + port};
-  environment.insert(environment.end(), more.begin(), more.end());
-  RankGroup(2, RankMode::kProcesses, {.environment = environment}).run([](Rank& r) {
-    ::setenv("RANK", std::to_string(r.id()).c_str(), 1);
-    const Session session;
-    EXPECT_EQ(session.worker_info(), (WorkerInfo{concat("worker", r.id()), r.id()}));
-    EXPECT_EQ(session.size(), 2);
-    expect_calls(session);
-    const Session second({.name = concat("again", r.id())});  // by the same variables
-    expect_calls(second);
-    second.shutdown();
-    session.shutdown();
-  });
+// Somebody listens there.
+bool is_served(int port) {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+void be_started_worker(int rank) {
+  const Session session;
+  EXPECT_TRUE(is_served(std::stoi(std::getenv("MASTER_PORT"))));
+  EXPECT_EQ(session.worker_info(), (WorkerInfo{concat("worker", rank), rank}));
+  EXPECT_EQ(session.size(), 2);
+  expect_calls(session);
+  const Session second({.name = concat("again", rank)});  // by the same variables
+  expect_calls(second);
+  second.shutdown();
+  session.shutdown();
+}
+
+// This test again, in programs that a user starts, or a launcher does. (A rank of a RankGroup would
+// find a store of its own.)
+void start_by_variables(const std::string& test, Variables variables) {
+  if (std::getenv("STARTED_WORKER")) {
+    be_started_worker(std::atoi(std::getenv("RANK")));
+    if (!testing::Test::HasFailure()) std::cout << "started, called, ended" << std::endl;
+    // The store of a process is served as long as that lives.
+    std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  // What they leave behind, since they end early.
+  auto folder = (std::filesystem::temp_directory_path() / "started-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  variables.insert({{"STARTED_WORKER", "1"},
+                    {"TMPDIR", folder},
+                    {"WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "127.0.0.1"},
+                    {"MASTER_PORT", std::to_string(convoy::test::free_port())}});
+  std::vector<convoy::test::Program> programs;
+  for (const char* const rank : {"0", "1"}) {
+    variables["RANK"] = rank;
+    programs.push_back(
+        {{convoy::test::this_program(), concat("--gtest_filter=RpcLifeTest.", test)}, variables});
+  }
+  for (const auto& result : convoy::test::run_programs(programs)) {
+    EXPECT_EQ(result.code, 0) << result.output;
+    EXPECT_NE(result.output.find("started, called, ended"), std::string::npos) << result.output;
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(RpcLifeTest, StartsByVariablesSetByHand) {
-  start_by_variables({}, std::to_string(convoy::test::free_port()));
+  start_by_variables("StartsByVariablesSetByHand", {});
 }
 
 // Without a store of its agent's; rpc.torchrun has one.
 TEST(RpcLifeTest, StartsByTorchrunsVariables) {
-  start_by_variables({"LOCAL_WORLD_SIZE=2", "TORCHELASTIC_RUN_ID=none",
-                      "TORCHELASTIC_USE_AGENT_STORE=False", "TORCHELASTIC_RESTART_COUNT=0"},
-                     std::to_string(convoy::test::free_port()));
+  start_by_variables("StartsByTorchrunsVariables", {{"LOCAL_WORLD_SIZE", "2"},
+                                                    {"TORCHELASTIC_RUN_ID", "none"},
+                                                    {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                                                    {"TORCHELASTIC_RESTART_COUNT", "0"}});
 }
 
 // --- forked children ---

@@ -79,6 +79,8 @@ CONVOY_RPC(&MyClass::value);
 CONVOY_RPC(&MyClass::later);
 CONVOY_RPC(&MyClass::raise);
 CONVOY_RPC(&MyClass::as_reference);
+MyClass throw_object() { throw std::invalid_argument("Expected error"); }
+CONVOY_RPC(throw_object);
 
 // A function of an object that is no member.
 int twice_of(const MyClass& object, int times) { return object.a * 2 * times; }
@@ -246,6 +248,10 @@ struct RRefGate {
     open = value;
     changed.notify_all();
   }
+  bool is_waited_at() {
+    const std::lock_guard lock(mutex);
+    return waiting != 0;
+  }
 };
 RRefGate& rref_gate() {
   static RRefGate one;
@@ -256,6 +262,12 @@ int slow_function(int n) {
   return n;
 }
 CONVOY_RPC(slow_function);
+RRefGate& second_gate() {
+  static RRefGate one;
+  return one;
+}
+void wait_at_second_gate() { second_gate().wait(); }
+CONVOY_RPC(wait_at_second_gate);
 
 // test_my_parameter_server
 struct MyParameterServer {
@@ -492,6 +504,37 @@ TEST(RRefTest, FailedCreation) {  // test_remote_with_exception, test_remote_thr
     expect_error(ErrorKind::kRemote, "Expected error", [&] { own.local_value(); });
     expect_error(ErrorKind::kRemote, "Expected error", [&] { own.created().wait(); });
   });
+}
+
+// The owner forgets it before it looks at the question: the one who asks knows why.
+void ask_while_creation_fails(const std::function<void(const RRef<MyClass>&)>& ask) {
+  rref_gate().set(false);
+  second_gate().set(false);
+  run_workers(2,
+              [&](Session& rpc, int rank) {
+                if (rank == 0) {
+                  const auto first = rpc.rpc_async<slow_function>(1, 1);
+                  const auto bad = rpc.remote<throw_object>(1);
+                  const auto second = rpc.rpc_async<wait_at_second_gate>(1);
+                  expect_error(ErrorKind::kRemote, "Expected error", [&] { ask(bad); });
+                  first.wait();
+                  second.wait();
+                  return;
+                }
+                // All four have come: one runs, the others wait for their turn.
+                EXPECT_TRUE(soon([&] { return rpc.stats().requests == 4; }));
+                rref_gate().set(true);
+                EXPECT_TRUE(soon([] { return second_gate().is_waited_at(); }));
+                EXPECT_TRUE(soon([&] { return rpc.rref_info().num_owner_rrefs == 0; }));
+                second_gate().set(true);
+              },
+              {.threads = 1});
+}
+TEST(RRefTest, FailedCreationWhileTheValueIsAskedFor) {
+  ask_while_creation_fails([](const auto& bad) { RRef<int>(bad.handle()).to_here(); });
+}
+TEST(RRefTest, FailedCreationWhileAFunctionIsCalled) {
+  ask_while_creation_fails([](const auto& bad) { bad.template rpc_sync<&MyClass::value>(); });
 }
 
 TEST(RRefTest, ReferencesOfAnotherType) {

@@ -219,6 +219,12 @@ struct Gate {
     return changed.wait_for(lock, 30s, [&] { return waiting >= n; });
   }
 };
+int workers_seen_by_handler() {
+  const Session session = current().session();
+  session.on_lost(0, [](const auto&, const Error&) {});
+  return static_cast<int>(session.view().workers.size());
+}
+CONVOY_RPC(workers_seen_by_handler);
 Gate& gate() {
   static Gate one;
   return one;
@@ -756,7 +762,7 @@ TEST(RpcTest, MarkFutureTwice) {  // test_mark_future_twice, test_future_done, _
   Promise<int> promise;
   const auto future = promise.future();
   EXPECT_FALSE(future.done());
-  expect_error(ErrorKind::kInvalidArgument, "before it is done", [&] { future.result(); });
+  expect_error(ErrorKind::kInvalidArgument, "before the future was done", [&] { future.result(); });
   expect_error(ErrorKind::kTimeout, "", [&] { static_cast<void>(future.wait(1ms)); });
   promise.set_value(3);
   EXPECT_TRUE(future.done());
@@ -928,21 +934,94 @@ TEST(RpcTest, LongestTimeouts) {
 }
 
 // A handler's promise outlives the session.
-TEST(RpcTest, AnAnswerAfterTheEndOfTheSession) {
-  gate().open = 0;
-  Future<int> future;
-  {
-    Session session({.name = "me"});
-    future = session.rpc_async<answer_later>(0);
-    gate().wait();
-    ASSERT_EQ(gate().open, 1);
-    session.shutdown({.graceful = false});
+// A worker's view of a store, in which the last key that it needs comes when it is let go.
+class HeldStore final : public Store {
+ public:
+  HeldStore(std::shared_ptr<Store> inner, std::string last, std::function<void()> hold)
+      : inner_(std::move(inner)), last_(std::move(last)), hold_(std::move(hold)) {}
+
+  void set(const std::string& key, std::string_view value) override { inner_->set(key, value); }
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    auto value = inner_->get(key, deadline);
+    if (key.ends_with(last_)) hold_();
+    return value;
   }
-  expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(future.wait()); });
-  future = {};
-  EXPECT_EQ(kept_call()->caller().name, "me");
-  kept_promise().reset();
-  kept_call().reset();
+  std::optional<std::string> try_get(const std::string& key) override {
+    return inner_->try_get(key);
+  }
+  void wait(std::span<const std::string> keys, const Deadline& deadline) override {
+    inner_->wait(keys, deadline);
+  }
+  bool check(std::span<const std::string> keys) override { return inner_->check(keys); }
+  std::int64_t add(const std::string& key, std::int64_t delta) override {
+    return inner_->add(key, delta);
+  }
+  void append(const std::string& key, std::string_view value) override {
+    inner_->append(key, value);
+  }
+  std::string compare_set(const std::string& key, std::string_view expected,
+                          std::string_view desired) override {
+    return inner_->compare_set(key, expected, desired);
+  }
+  bool erase(const std::string& key) override { return inner_->erase(key); }
+  std::vector<std::string> keys(const std::string& prefix) override { return inner_->keys(prefix); }
+  Versioned watch(const std::string& key, std::uint64_t since, const Deadline& deadline) override {
+    return inner_->watch(key, since, deadline);
+  }
+  std::chrono::milliseconds timeout() const override { return inner_->timeout(); }
+
+ private:
+  const std::shared_ptr<Store> inner_;
+  const std::string last_;
+  const std::function<void()> hold_;
+};
+
+// Whoever has met the others may call one whose constructor has not returned yet. The calls of all
+// others wait for it when it comes.
+TEST(RpcTest, CallsWhileASessionBegins) {
+  constexpr int kWorkers = 8;
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<int> called{0};
+    const auto all_have_called = [&] {
+      const auto limit = Deadline::after(30s);
+      while (called.load() < kWorkers - 1 && !limit.expired()) std::this_thread::yield();
+    };
+    RankGroup(kWorkers, RankMode::kThreads).run([&](Rank& r) {
+      SessionOptions options{.rank = r.id(), .size = r.size(), .store = r.store()};
+      if (r.id() == 0) {
+        options.store = std::make_shared<HeldStore>(r.store(), concat("worker/", kWorkers - 1),
+                                                    all_have_called);
+      }
+      const Session session(options);
+      if (r.id() != 0) {
+        const auto call = session.rpc_async<workers_seen_by_handler>(0);
+        const auto kept = session.remote<workers_seen_by_handler>(0);
+        ++called;
+        EXPECT_EQ(call.wait(), kWorkers);
+        EXPECT_EQ(kept.to_here(20s), kWorkers);
+      }
+      session.shutdown();
+    });
+  }
+}
+
+TEST(RpcTest, AnAnswerAfterTheEndOfTheSession) {
+  for (int i = 0; i < 20; ++i) {
+    gate().open = 0;
+    Future<int> future;
+    {
+      Session session({.name = "me"});
+      future = session.rpc_async<answer_later>(0);
+      gate().wait();
+      ASSERT_EQ(gate().open, 1);
+      session.shutdown({.graceful = false});
+    }
+    expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(future.wait()); });
+    future = {};
+    EXPECT_EQ(kept_call()->caller().name, "me");
+    kept_promise().reset();
+    kept_call().reset();
+  }
 }
 
 TEST(RpcTest, LimitsThrowIfAskedTo) {
