@@ -426,7 +426,7 @@ TEST(OptimizerInBackwardTest, WhatItRefuses) {
     };
     EXPECT_THAT(text(Sgd{.lr = -1}), HasSubstr("lr must be >= 0, got -1"));
     EXPECT_THAT(text(Sgd{.nesterov = true}), HasSubstr("nesterov needs a momentum"));
-    EXPECT_THAT(text(Adam{.beta2 = 1}), HasSubstr("beta2 of 1"));
+    EXPECT_THAT(text(Adam{.beta2 = 1}), HasSubstr("beta2 must be from 0 to less than 1, got 1"));
     EXPECT_THAT(text(Sgd{}, {.max_norm = -1}), HasSubstr("max_norm must be >= 0, got -1"));
     EXPECT_THAT(text(Sgd{}, {.max_norm = 1, .norm_type = 1}),
                 HasSubstr("norm_type must be 2 or infinity, got 1"));
