@@ -17,7 +17,11 @@ using torch::autograd::Node;
 
 // Numbers of a thread are far below; those that are given here are not.
 constexpr std::uint64_t kFirstLabel = std::uint64_t{1} << 41;
-constexpr std::uint64_t kDistance = std::uint64_t{1} << 40;
+constexpr std::uint64_t kDistance = std::uint64_t{1} << 42;
+// Between two that are known, new ones lie behind the first: whoever makes calls goes on there.
+constexpr std::uint64_t kNear = std::uint64_t{1} << 32;
+// Nodes that a place can have.
+constexpr std::uint64_t kLeastDistance = std::uint64_t{1} << 24;
 // What no mark is for was made before all that has one.
 constexpr std::uint64_t kLeastLabel = std::uint64_t{1} << 40;
 
@@ -42,22 +46,27 @@ FrameOrder::Key FrameOrder::key_of(const FramePlace& place, std::uint32_t elemen
   return key;
 }
 
-// Each key its number, between those of its neighbours.
+// Each key its number, between those of its neighbours, so that later ones find room, too.
 void FrameOrder::label(const std::vector<Key>& keys) {
-  for (const Key& key : keys) {
-    const auto after = labels_.lower_bound(key);
-    if (after != labels_.end() && after->first == key) continue;
-    std::uint64_t number = 0;
-    if (after == labels_.end()) {
-      number = labels_.empty() ? kFirstLabel : labels_.rbegin()->second + kDistance;
-      if (number > INT64_MAX) fail_order("there are too many calls");
-    } else {
-      const std::uint64_t below =
-          after == labels_.begin() ? kFirstLabel - kDistance / 2 : std::prev(after)->second;
-      number = below + (after->second - below) / 2;
-      if (after->second - below < (std::uint64_t{1} << 24)) fail_order("there are too many calls");
+  for (auto first = keys.begin(); first != keys.end();) {
+    const auto after = labels_.lower_bound(*first);
+    if (after != labels_.end() && after->first == *first) {
+      ++first;
+      continue;
     }
-    labels_.emplace_hint(after, key, number);
+    const auto last = std::find_if(first, keys.end(), [&](const Key& key) {
+      return after != labels_.end() && !(key < after->first);
+    });
+    const std::uint64_t below = after == labels_.begin() ? kFirstLabel : std::prev(after)->second;
+    const auto count = static_cast<std::uint64_t>(last - first);
+    const bool at_end = after == labels_.end();
+    if (at_end && count > (INT64_MAX - below) / kDistance) fail_order("there are too many calls");
+    const std::uint64_t step =
+        at_end ? kDistance : std::min(kNear, (after->second - below) / (count + 1));
+    if (step < kLeastDistance) fail_order("there are too many calls");
+    for (std::uint64_t number = below; first != last; ++first) {
+      labels_.emplace_hint(after, *first, number += step);
+    }
   }
 }
 
@@ -88,6 +97,7 @@ void FrameOrder::number(const Walk& walk) {
     if (!send.sent->reply) keys.back().push_back(0);
   }
   std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   label(keys);
   for (; labelled_ < marks_.size(); ++labelled_) {
     const FrameMark& mark = marks_[labelled_];

@@ -257,6 +257,37 @@ TEST(AutogradGraphTest, GatesInTheOrderOfTheProgram) {
   EXPECT_EQ(order.number_of(*walk.sends().at(2).sent), before);
 }
 
+// Handlers go on while passes run: many calls come between others that have their numbers.
+TEST(AutogradGraphTest, RoomForCallsInBetween) {
+  const auto place = std::make_shared<FramePlace>(std::vector<std::uint32_t>{});
+  const auto message = [&](std::uint32_t element) {
+    const auto sent = std::make_shared<SentMessage>();
+    sent->place = place;
+    sent->element = element;
+    sent->reply = true;
+    return sent;
+  };
+  FrameOrder order;
+  std::uint64_t sequence_nr = 1;
+  const auto add = [&](std::uint32_t element) {
+    order.add({place, element, 1, ++sequence_nr});
+    return message(element);
+  };
+  const auto first = add(2), last = add(1'000'000);
+  order.number(Walk());
+  std::vector<std::shared_ptr<SentMessage>> all{first};
+  for (std::uint32_t i = 3; i < 1000; ++i) all.push_back(add(i));  // at once
+  order.number(Walk());
+  for (std::uint32_t i = 1000; i < 1500; ++i) {  // one after the other
+    all.push_back(add(i));
+    order.number(Walk());
+  }
+  all.push_back(last);
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    ASSERT_LT(order.number_of(*all[i - 1]), order.number_of(*all[i])) << i;
+  }
+}
+
 TEST(AutogradGraphTest, ProgramsWithoutAnOrder) {
   const auto later = std::make_shared<FramePlace>(std::vector<std::uint32_t>{4});
   const auto earlier = std::make_shared<FramePlace>(std::vector<std::uint32_t>{2});
