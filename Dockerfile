@@ -1,7 +1,7 @@
 # Convoy in two stages: the first one compiles, the second one holds what a program needs to run.
 #
 #   docker build -t convoy .
-#   docker run --rm --shm-size=2g convoy convoy doctor
+#   docker run --rm convoy convoy doctor
 #
 # To compile a program of your own, start its first stage from ours (find_package(convoy) works there):
 #   docker build --target build -t convoy-build .

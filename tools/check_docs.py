@@ -6,6 +6,7 @@
 Rules:
   links     lead to files, and anchors to headings
   lines     of prose have at most 120 characters (rows of tables and code cannot be wrapped)
+  headings  have an empty line above them
   guide     a page has at most 800 words and a program that runs:
                 <!-- program: examples/train.cpp -->   above a block of code,
             whose lines are lines of that file, in its order; comments do not count
@@ -72,6 +73,14 @@ def check_lines(text):
             yield f"line {number} has {len(line)} characters, of {LINE}: wrap it"
 
 
+def check_headings(text):
+    above = ""
+    for number, line in enumerate(without_code(text), 1):
+        if re.match(r"#+ ", line) and above.strip():
+            yield f"line {number}: a heading needs an empty line above it"
+        above = line
+
+
 def check_words(name, text):
     for number, line in enumerate(without_code(text), 1):
         for word in re.findall(r"[A-Za-z]+", re.sub(r"`[^`]*`", "", line)):
@@ -129,7 +138,7 @@ def check_lists():
 def problems():
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
         name, text = str(page.relative_to(ROOT)), page.read_text()
-        found = [*check_links(page, text), *check_lines(text)]
+        found = [*check_links(page, text), *check_lines(text), *check_headings(text)]
         if name.startswith(("docs/guide/", "docs/reference/")) or name in ("README.md", "docs/README.md"):
             found += check_words(name, text)
         if name.startswith("docs/guide/"):

@@ -34,6 +34,8 @@ class DocsTest(unittest.TestCase):
             (check_docs.check_links(page, "[a](faq.md#which-torch)\n```\n[b](x.md)\n```\n`[c](y.md)`"), []),
             (check_docs.check_lines("x" * 121), ["line 1 has 121 characters, of 120: wrap it"]),
             (check_docs.check_lines("| " + "x" * 121 + "\n```\n" + "x" * 121 + "\n```"), []),
+            (check_docs.check_headings("# A\n\ntext\n## B"), ["line 4: a heading needs an empty line above it"]),
+            (check_docs.check_headings("# A\n\n## B\n\n```\nx\n# a comment\n```"), []),
             (check_docs.check_words("a.md", "The bar is 1, `bar` is not"),
              ["line 1: 'bar' is a word of ours; write 'target'"]),
             (check_docs.check_guide("word " * 801), ["801 words; a page of the guide has at most 800",
