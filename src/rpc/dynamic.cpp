@@ -236,6 +236,8 @@ Result::~Result() = default;
 
 void Result::decode(detail::ValueSource& source) { value_ = take(source, type_); }
 
+Value take_value(detail::ValueSource& from, const ValueType& type) { return take(from, type); }
+
 // --- Calls -------------------------------------------------------------------------------------
 
 namespace {

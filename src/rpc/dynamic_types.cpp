@@ -1,4 +1,5 @@
 // Types and signatures as texts.
+#include <algorithm>
 #include <array>
 #include <cctype>
 
@@ -140,10 +141,19 @@ class Reader {
     if (take('{')) return {.kind = Is::kStruct, .name = name, .parts = read_list('}')};
     fail_text("an enumeration, or a type in itself");
   }
+  // Of a list's items: otherwise any number of them fits into a message.
+  static bool has_bytes(const ValueType& type) {
+    const bool in_parts =
+        type.kind == ValueType::Kind::kTuple || type.kind == ValueType::Kind::kStruct;
+    return !in_parts || std::any_of(type.parts.begin(), type.parts.end(), has_bytes);
+  }
+  [[noreturn]] void fail_empty() const { fail_text("there is nothing in its items"); }
+
   ValueType read_template(ValueType::Kind kind, std::size_t parts) {
     expect('<');
     ValueType type{.kind = kind, .parts = read_list('>')};
     if (parts != 0 && type.parts.size() != parts) fail_text("its arguments are not as many");
+    if (kind == ValueType::Kind::kMap && !has_bytes(type.parts[0])) fail_empty();
     return type;
   }
   // Those of numbers have the name that the compiler gives them.
@@ -158,6 +168,7 @@ class Reader {
     }
     ValueType type{.kind = ValueType::Kind::kList, .parts = {read_type()}};
     skip_allocator();
+    if (!has_bytes(type.parts[0])) fail_empty();
     return type;
   }
   void skip_allocator() {
