@@ -18,10 +18,11 @@ using torch::autograd::Node;
 // Numbers of a thread are far below; those that are given here are not.
 constexpr std::uint64_t kFirstLabel = std::uint64_t{1} << 41;
 constexpr std::uint64_t kDistance = std::uint64_t{1} << 42;
-// Between two that are known, new ones lie behind the first: whoever makes calls goes on there.
-constexpr std::uint64_t kNear = std::uint64_t{1} << 32;
+// Between two that are known, new ones lie near the first: whoever makes calls goes on behind it.
+// Each takes this part of the room, so that thousands find some, and others between those.
+constexpr std::uint64_t kParts = 256;
 // Nodes that a place can have.
-constexpr std::uint64_t kLeastDistance = std::uint64_t{1} << 24;
+constexpr std::uint64_t kLeastDistance = std::uint64_t{1} << 20;
 // What no mark is for was made before all that has one.
 constexpr std::uint64_t kLeastLabel = std::uint64_t{1} << 40;
 
@@ -61,8 +62,7 @@ void FrameOrder::label(const std::vector<Key>& keys) {
     const auto count = static_cast<std::uint64_t>(last - first);
     const bool at_end = after == labels_.end();
     if (at_end && count > (INT64_MAX - below) / kDistance) fail_order("there are too many calls");
-    const std::uint64_t step =
-        at_end ? kDistance : std::min(kNear, (after->second - below) / (count + 1));
+    const std::uint64_t step = at_end ? kDistance : (after->second - below) / (count + kParts);
     if (step < kLeastDistance) fail_order("there are too many calls");
     for (std::uint64_t number = below; first != last; ++first) {
       labels_.emplace_hint(after, *first, number += step);
