@@ -229,7 +229,7 @@ TEST(WireMessageTest, ThereAndBack) {
   const std::string bytes = encode(message);
   EXPECT_EQ(parse_message(bytes), message);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
-    expect_error(ErrorKind::kInvalidArgument, "no message",
+    expect_error(ErrorKind::kInvalidArgument, "malformed message",
                  [&] { parse_message(std::string_view(bytes).substr(0, length)); });
   }
   expect_error(ErrorKind::kInvalidArgument, "more behind", [&] { parse_message(bytes + "x"); });

@@ -123,7 +123,7 @@ TEST_P(RankGroupTest, ExceptionIsReportedWithItsKind) {
   const auto text = [&](std::size_t rank) { return results[rank].failures.at(0).text; };
   EXPECT_EQ(text(0), "threw convoy::Error (peer lost): rank 9 is gone");
   EXPECT_TRUE(contains(text(1), "far out"));
-  EXPECT_TRUE(contains(text(2), "no std::exception"));
+  EXPECT_TRUE(contains(text(2), "not a std::exception"));
   for (const auto& result : results) {
     EXPECT_FALSE(result.returned);
     EXPECT_TRUE(result.failed());

@@ -153,7 +153,7 @@ TEST(TensorHandleTest, BytesThatAreNoHandle) {
   const auto tensor = empty_shared({4, 6}, at::kFloat);
   const std::string good = encode(handle_of(tensor.t()));
   for (std::size_t length = 0; length < good.size(); ++length) {
-    refused("no handle", [&] { decode_handle(std::string_view(good).substr(0, length)); });
+    refused("malformed handle", [&] { decode_handle(std::string_view(good).substr(0, length)); });
   }
   refused("more behind it", [&] { decode_handle(good + "x"); });
   const auto changed = [&](const auto& change) {
