@@ -67,6 +67,9 @@ class FaultyEndpoint final : public Endpoint, private Inbox {
   bool wait(const Deadline& deadline, FunctionRef<bool()> ready) override {
     return inner().wait(deadline, ready);
   }
+  bool wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) override {
+    return inner().wait_aside(deadline, ready);
+  }
   void wake() noexcept override { inner().wake(); }
   void hand_over() noexcept override { inner().hand_over(); }
   Clock::time_point now() const override { return inner().now(); }

@@ -150,7 +150,7 @@ struct Member {
 
 class Program {
  public:
-  Program(NetKind kind, std::uint64_t seed) : random_(seed), kind_(kind) {
+  Program(NetKind kind, std::uint64_t seed) : random_(seed), kind_(kind), restless_(seed % 3 == 0) {
     if (kind_ == NetKind::kSimulated || kind_ == NetKind::kFaultySimulated) {
       world_ = std::make_unique<World>(WorldOptions{.seed = seed, .lose_tails = false});
     }
@@ -159,7 +159,7 @@ class Program {
   }
 
   std::vector<std::string> run() {
-    const std::uint64_t steps = 20 + random_.below(100);
+    const std::uint64_t steps = restless_ ? 10 + random_.below(40) : 20 + random_.below(100);
     for (std::uint64_t i = 0; i < steps; ++i) step();
     for (auto& member : members_) member.inbox->drop_kept();
     // Everything that must arrive arrives.
@@ -214,10 +214,10 @@ class Program {
     const std::uint64_t what = random_.below(100);
     Member& from = members_[random_.below(members_.size())];
     Member& to = members_[random_.below(members_.size())];
-    if (what < 94) return send(from, to);
-    if (what < 96) {
+    if (what < (restless_ ? 70 : 94)) return send(from, to);
+    if (what < (restless_ ? 72 : 96)) {
       from.inbox->drop_kept();
-    } else if (what < 98) {
+    } else if (what < (restless_ ? 88 : 98)) {
       cut(from, to);
     } else {
       close(from);
@@ -313,6 +313,7 @@ class Program {
 
   Random random_;
   const NetKind kind_;
+  const bool restless_;  // connections come and go: who has just been met may be gone again
   std::unique_ptr<World> world_;
   Guarded<Model> model_;
   std::set<std::pair<Id, Id>> met_;

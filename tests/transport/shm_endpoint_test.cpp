@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <optional>
 #include <semaphore>
 #include <sstream>
 #include <thread>
@@ -272,7 +273,8 @@ TEST(ShmEndpointTest, AReplyArrivesThoughNobodyWaits) {
   b->inbox.on_arrived = nullptr;
 }
 
-// Counts up to what somebody waits for.
+// Counts up to what somebody waits for. Made before the parties: who adds may still be inside when
+// that somebody goes on.
 class Count {
  public:
   void add() {
@@ -291,14 +293,14 @@ class Count {
 // Whoever says that it will wait takes the answer itself, also if that comes before the wait. (The
 // thread that serves may be awake by chance, and in the middle of a look.)
 TEST(ShmEndpointTest, AnAttentiveThreadTakesItsAnswer) {
+  Count answers;
+  std::atomic<std::thread::id> taker{};
   const auto a = join();
   const auto b = join();
-  Count answers;
   b->inbox.on_arrived = [&](Remote& from, const Arrival&) {
     EXPECT_EQ(from.try_send({.kind = 2, .reply = true}), SendResult::kSent);
     answers.add();
   };
-  std::atomic<std::thread::id> taker{};
   a->inbox.on_arrived = [&](Remote&, const Arrival&) { taker = std::this_thread::get_id(); };
   Remote& to_b = a->to(*b);
   int own = 0;
@@ -318,10 +320,10 @@ TEST(ShmEndpointTest, AnAttentiveThreadTakesItsAnswer) {
 
 // What it has not taken when its attention ends is taken by the thread that serves.
 TEST(ShmEndpointTest, WhatAnAttentiveThreadLeavesArrivesAnyway) {
-  const auto a = join();
-  const auto b = join();
   Count answers;
   Count arrivals;
+  const auto a = join();
+  const auto b = join();
   b->inbox.on_arrived = [&](Remote& from, const Arrival&) {
     EXPECT_EQ(from.try_send({.kind = 2, .reply = true}), SendResult::kSent);
     answers.add();
@@ -447,6 +449,203 @@ TEST(ShmEndpointTest, LostComesAfterTheReplyThatIsBeingDelivered) {
   EXPECT_EQ(lost_inside, 0);
   ASSERT_TRUE(until(*a, [&] { return !a->inbox.state().lost.empty(); }));
   EXPECT_FALSE(inside);
+  a->inbox.on_arrived = nullptr;
+}
+
+// --- calls of the inbox that wait, in a thread that waits ---
+
+// Sends it a moment later, when whoever waits for it sleeps.
+void send_later(Party& from, Party& to, LetterKind kind, bool reply) {
+  Remote& remote = from.to(to);
+  from.endpoint->call_at(from.endpoint->now() + 20ms, [&remote, kind, reply] {
+    EXPECT_EQ(remote.try_send({.kind = kind, .reply = reply}), SendResult::kSent);
+  });
+}
+
+TEST(ShmEndpointTest, WhoIsGivenAReplyMayWaitForAnother) {
+  const auto a = join();
+  const auto b = join();
+  std::atomic<int> second = 0;
+  std::atomic<int> returned = 0;
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    if (arrival.kind == 2) ++second;
+    if (arrival.kind != 1) return;
+    const int before = second;
+    send_later(*b, *a, 2, /*reply=*/true);
+    EXPECT_TRUE(until(*a, [&] { return second > before; }));
+    ++returned;
+    a->endpoint->wake();
+  };
+  Remote& to_a = b->to(*a);
+  for (int i = 1; i <= 5; ++i) {
+    ASSERT_EQ(to_a.try_send({.kind = 1, .reply = true}), SendResult::kSent);
+    ASSERT_TRUE(until(*a, [&] { return returned == i; }));
+  }
+  a->inbox.on_arrived = nullptr;
+}
+
+// Nobody else looks at what comes to the first endpoint, whichever thread was given the reply.
+TEST(ShmEndpointTest, WhoIsGivenAReplyMayWaitElsewhere) {
+  const auto a = join();
+  const auto b = join();
+  const auto c = join();
+  Remote& to_a = b->to(*a);
+  for (int round = 0; round < 6; ++round) {
+    const bool aside = round % 2 == 1;
+    std::atomic<bool> served = false;
+    std::atomic<bool> returned = false;
+    a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+      if (!arrival.reply) {
+        served = true;
+        (aside ? a : c)->endpoint->wake();
+        return;
+      }
+      send_later(*b, *a, 2, /*reply=*/false);
+      const auto ready = [&] { return served.load(); };
+      EXPECT_TRUE(aside ? a->endpoint->wait_aside(Deadline::after(kLimit), ready)
+                        : until(*c, ready));
+      returned = true;
+      a->endpoint->wake();
+    };
+    ASSERT_EQ(to_a.try_send({.kind = 1, .reply = true}), SendResult::kSent);
+    const Deadline limit = Deadline::after(kLimit);
+    // Not in wait(): the thread that serves is given it.
+    while (round < 2 && !returned && !limit.expired()) std::this_thread::yield();
+    ASSERT_TRUE(until(*a, [&] { return returned && a->inbox.letters() == 2u * round + 2; }));
+  }
+  a->inbox.on_arrived = nullptr;
+}
+
+// Replies are taken several at a time.
+TEST(ShmEndpointTest, WhoIsGivenAReplyMayWaitForThoseBehindIt) {
+  std::binary_semaphore blocked{0};
+  std::binary_semaphore go_on{0};
+  std::binary_semaphore served{0};
+  const auto a = join();
+  const auto b = join();
+  Remote& to_a = b->to(*a);
+  for (const bool aside : {false, true}) {
+    std::vector<LetterKind> order;
+    a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+      if (!arrival.reply) {  // on the thread that serves
+        if (arrival.kind == 9) return served.release();
+        blocked.release();
+        go_on.acquire();
+        return;
+      }
+      const auto ready = [&] { return !order.empty() && order.back() > arrival.kind; };
+      if (arrival.kind == 1 && aside) {
+        EXPECT_TRUE(a->endpoint->wait_aside(Deadline::after(kLimit), ready));
+      } else if (arrival.kind % 2 == 1) {
+        EXPECT_TRUE(until(*a, ready));
+      }
+      order.push_back(arrival.kind);
+    };
+    ASSERT_EQ(to_a.try_send({}), SendResult::kSent);
+    blocked.acquire();
+    for (LetterKind kind = 1; kind <= 4; ++kind) {
+      ASSERT_EQ(to_a.try_send({.kind = kind, .reply = true}), SendResult::kSent);
+    }
+    {
+      std::optional<Endpoint::Attention> attention;
+      if (aside) attention.emplace(*a->endpoint);
+      ASSERT_TRUE(until(*a, [&] { return order.size() == 4; }));
+    }
+    EXPECT_EQ(order, (std::vector<LetterKind>{2, 4, 3, 1}));
+    go_on.release();
+    ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 5; }));
+    // Nobody is thought to be in wait() any more.
+    send_later(*b, *a, 9, /*reply=*/false);
+    ASSERT_TRUE(served.try_acquire_for(kLimit));
+    ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 6; }));
+    a->inbox.clear();
+  }
+  a->inbox.on_arrived = nullptr;
+}
+
+// Also while it waits at another endpoint: another thread waits for them here.
+TEST(ShmEndpointTest, WhoWaitsElsewhereKeepsNoRepliesFromOthers) {
+  const auto a = join();
+  const auto b = join();
+  const auto c = join();
+  std::binary_semaphore blocked{0};
+  std::binary_semaphore go_on{0};
+  std::atomic<bool> heard = false;
+  a->inbox.on_arrived = [&](Remote&, const Arrival& arrival) {
+    if (!arrival.reply) {  // on the thread that serves
+      blocked.release();
+      go_on.acquire();
+    } else if (arrival.kind == 1) {
+      EXPECT_TRUE(until(*c, [&] { return heard.load(); }));
+    }
+  };
+  Remote& to_a = b->to(*a);
+  ASSERT_EQ(to_a.try_send({}), SendResult::kSent);
+  blocked.acquire();
+  for (LetterKind kind = 1; kind <= 4; ++kind) {
+    ASSERT_EQ(to_a.try_send({.kind = kind, .reply = true}), SendResult::kSent);
+  }
+  // One of the two is given the first reply, and the other waits for those behind it.
+  std::jthread other([&] {
+    EXPECT_TRUE(until(*a, [&] { return a->inbox.letters() >= 3; }));
+    heard = true;
+    c->endpoint->wake();
+  });
+  EXPECT_TRUE(until(*a, [&] { return a->inbox.letters() >= 3; }));
+  heard = true;
+  c->endpoint->wake();
+  go_on.release();
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 5; }));
+  other.join();
+  a->inbox.on_arrived = nullptr;
+}
+
+// Replies and requests, small and large.
+TEST(ShmEndpointTest, WhoIsGivenALetterMayWaitForTheLossOfItsSender) {
+  const auto a = join();
+  const Bytes data = some_bytes(200'000, 3);
+  for (std::size_t round = 0; round < 8; ++round) {
+    auto b = join();
+    std::binary_semaphore sent{0};
+    std::atomic<bool> returned = false;
+    a->inbox.on_arrived = [&](Remote&, const Arrival&) {
+      sent.acquire();
+      b.reset();
+      EXPECT_TRUE(until(*a, [&] { return a->inbox.losses() == round + 1; }));
+      returned = true;
+      a->endpoint->wake();
+    };
+    const Piece pieces[] = {{std::span(data).first(round % 4 < 2 ? 100 : data.size())}};
+    ASSERT_EQ(b->to(*a).try_send({.reply = round % 2 == 0, .pieces = pieces}), SendResult::kSent);
+    sent.release();
+    ASSERT_TRUE(until(*a, [&] { return returned.load(); })) << "round " << round;
+    ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == round + 1; }));
+  }
+  a->inbox.on_arrived = nullptr;
+}
+
+// What is asked for may throw, also by a thread that is about to sleep.
+TEST(ShmEndpointTest, AWaitThatThrowsLeavesNothingBehind) {
+  const auto a = join();
+  const auto b = join();
+  for (int round = 0; round < 100; ++round) {
+    int calls = 0;
+    const auto ready = [&] {
+      if (++calls == round % 3 + 1) fail(ErrorKind::kRemote, "enough");
+      return false;
+    };
+    // Waits in vain: those after them do not spin.
+    EXPECT_FALSE(a->endpoint->wait(Deadline::after(1ms), [] { return false; }));
+    expect_error(ErrorKind::kRemote, "enough",
+                 [&] { a->endpoint->wait(Deadline::after(kLimit), ready); });
+  }
+  send_later(*b, *a, 1, /*reply=*/true);
+  EXPECT_TRUE(until(*a, [&] { return a->inbox.letters() == 1; }));
+  std::binary_semaphore came{0};
+  a->inbox.on_arrived = [&](Remote&, const Arrival&) { came.release(); };
+  send_later(*b, *a, 1, /*reply=*/true);
+  EXPECT_TRUE(came.try_acquire_for(kLimit)) << "nobody was woken for it";
+  ASSERT_TRUE(until(*a, [&] { return a->inbox.letters() == 2; }));
   a->inbox.on_arrived = nullptr;
 }
 

@@ -186,8 +186,8 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
     moved = deliver(lock, remote, alone);
   } else if (alone.reply && !remote.joining_) {
     ++remote.taken_;
+    const Delivery delivery(*this, remote, nullptr, 1);
     moved = deliver(lock, remote, alone);
-    count_delivered(remote, 1);
   } else {
     push_task({.type = Task::Type::kLetter,
                .remote = &remote,
@@ -226,11 +226,32 @@ ShmEndpoint::Moved ShmEndpoint::deliver_hand(Lock& lock, Handful& hand) {
   if (replies) remote.taken_ += hand.count;
   lock.unlock();
   Moved moved = Moved::kSomething;
-  for (std::uint32_t i = 0; i < hand.count; ++i) {
-    if (arrive(remote, hand.letters[i]) == Moved::kReply) moved = Moved::kReply;
+  const Delivery delivery(*this, remote, &hand, replies ? hand.count : 0);
+  while (const PlainLetter* const letter = hand.take_next()) {
+    if (arrive(remote, *letter) == Moved::kReply) moved = Moved::kReply;
   }
-  if (replies) count_delivered(remote, hand.count);
   return moved;
+}
+
+constinit thread_local Delivery* Delivery::innermost = nullptr;
+
+void Delivery::settle() {
+  if (const std::uint32_t replies = std::exchange(replies_, 0)) {
+    endpoint_.count_delivered(remote_, replies);
+  }
+}
+
+// Also at other endpoints than the one where it waits: others wait there, perhaps.
+void Delivery::finish_from(Delivery* delivery) {
+  for (; delivery; delivery = delivery->outer_) {
+    if (delivery->hand_) {
+      while (const PlainLetter* const letter = delivery->hand_->take_next()) {
+        delivery->endpoint_.arrive(delivery->remote_, *letter);
+      }
+    }
+    delivery->settle();
+    delivery->endpoint_.wake();
+  }
 }
 
 // lost() waits for replies that are being delivered. In the one order of what is sequentially

@@ -74,7 +74,7 @@ transport::Remote& ShmEndpoint::remote(const Address& address) {
                         Deadline::after(options_.connect_timeout));
   } catch (...) {
     const Lock lock(mutex_);
-    --dialing_;
+    if (--dialing_ == 0) early_.clear();
     throw;
   }
   const Lock lock(mutex_);

@@ -257,6 +257,48 @@ struct Handful {
     const std::uint32_t mine = next.fetch_add(1);
     return mine < count ? &letters[mine] : nullptr;
   }
+  // The same where only one thread has the hand.
+  const PlainLetter* take_next() noexcept {
+    const std::uint32_t mine = next.load(std::memory_order_relaxed);
+    if (mine >= count) return nullptr;
+    next.store(mine + 1, std::memory_order_relaxed);
+    return &letters[mine];
+  }
+};
+
+// Replies that a thread has taken, and hands to the inbox: to be counted when they are delivered.
+// If the inbox waits in that call, the thread delivers the others first: they may be what somebody
+// waits for. And the loss of their sender does not wait for that call.
+class Delivery {
+ public:
+  Delivery(ShmEndpoint& endpoint, ShmRemote& remote, Handful* hand, std::uint32_t replies) noexcept
+      : endpoint_(endpoint), remote_(remote), hand_(hand), replies_(replies), outer_(innermost) {
+    innermost = this;
+  }
+  Delivery(const Delivery&) = delete;
+  Delivery& operator=(const Delivery&) = delete;
+  ~Delivery() {
+    innermost = outer_;
+    settle();
+  }
+
+  // Those of this thread, before it waits.
+  static void finish_all() {
+    if (innermost) [[unlikely]]
+      finish_from(innermost);
+  }
+
+ private:
+  static void finish_from(Delivery* delivery);
+  void settle();
+
+  static constinit thread_local Delivery* innermost;
+
+  ShmEndpoint& endpoint_;
+  ShmRemote& remote_;
+  Handful* const hand_;    // nullptr: one reply, which is being delivered
+  std::uint32_t replies_;  // to be counted
+  Delivery* const outer_;  // in whose call the inbox waits
 };
 
 class ShmEndpoint final : public transport::Endpoint {
@@ -297,6 +339,7 @@ class ShmEndpoint final : public transport::Endpoint {
 
  private:
   friend class ShmRemote;
+  friend class Delivery;
   using Lock = std::unique_lock<QuickMutex>;
 
   // Something that happened on the watch thread, or while sending.
@@ -384,6 +427,7 @@ class ShmEndpoint final : public transport::Endpoint {
   // Somebody in wait() looks at rings.
   bool is_attended() const noexcept { return bell().awake.load() != 0 || inside_.load() != 0; }
   void leave_wait(Attendance& attendance) noexcept;
+  void leave_to_others(const Watch& watched) noexcept;
   void count_wait(bool quick) noexcept;
   void begin_to_linger() noexcept;
   void end_lingering() noexcept;
@@ -391,6 +435,7 @@ class ShmEndpoint final : public transport::Endpoint {
   void stop_servants() noexcept;
   void be_servant();
   bool has_turn(std::uint64_t turn) const noexcept;
+  static void hand_over_here() noexcept;
   void ring_service() noexcept {
     full_fence();
     Doorbell::ring_once(bell().service, rung_.service, 1, rung_.waker);

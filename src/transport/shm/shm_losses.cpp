@@ -20,6 +20,7 @@ void ShmEndpoint::lose(ShmRemote& remote, const Error& why) {
     }
   }
   enqueue(remote);
+  ring_service();
 }
 
 void ShmEndpoint::drop_reader(ShmRemote& remote) {

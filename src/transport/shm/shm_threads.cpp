@@ -11,10 +11,10 @@ namespace {
 
 // Which endpoint's serving thread this is, and its turn.
 struct Serving {
-  const void* endpoint = nullptr;
+  ShmEndpoint* endpoint = nullptr;
   std::uint64_t turn = 0;
 };
-thread_local Serving serving_here;
+constinit thread_local Serving serving_here;
 
 // A sleep that was no longer than this, two wake-ups included, would have been a short spin.
 constexpr auto kShortSleep = std::chrono::microseconds(200);
@@ -178,6 +178,12 @@ void ShmEndpoint::hand_over() noexcept {
   bell().ring_service(rung_);
 }
 
+// Before this thread sleeps, here or at another endpoint.
+void ShmEndpoint::hand_over_here() noexcept {
+  const auto [endpoint, turn] = serving_here;
+  if (endpoint && endpoint->has_turn(turn)) endpoint->hand_over();
+}
+
 // While threads come to wait() again and again, each of them only for a moment, nobody has to be
 // woken for a reply that comes in between: the thread that serves *lingers*, which is to sleep for
 // a moment at a time and to look.
@@ -326,17 +332,21 @@ bool ShmEndpoint::poll(Serve serve) {
 // the thread that serves lingers: then they need not know.
 class ShmEndpoint::Attendance {
  public:
-  explicit Attendance(ShmEndpoint& endpoint) : endpoint_(endpoint) {
-    if (attended_here == &endpoint) {
+  explicit Attendance(ShmEndpoint& endpoint) : endpoint_(endpoint), outer_(innermost) {
+    if (!outer_ && attended_here == &endpoint) {
       goes_on_ = &attention_here->notes;
       take(*goes_on_);
     } else {
       enter();
     }
+    if (outer_) outer_->step_aside(endpoint);
+    innermost = this;
   }
   Attendance(const Attendance&) = delete;
   Attendance& operator=(const Attendance&) = delete;
   ~Attendance() {
+    innermost = outer_;
+    if (outer_) outer_->enter();
     if (goes_on_) {
       if (completed) endpoint_.wake_after_delivery();
       goes_on_->covered = counts_on_lingering_;
@@ -374,13 +384,59 @@ class ShmEndpoint::Attendance {
     return counts_on_lingering_;
   }
 
+  // While it sleeps. Also if whoever is asked whether it is ready throws.
+  class Pause {
+   public:
+    explicit Pause(Attendance& attendance) noexcept : attendance_(attendance) {
+      attendance_.leave();
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+    ~Pause() { attendance_.enter(); }
+
+   private:
+    Attendance& attendance_;
+  };
+  // Of this thread: what it attends to while it sleeps somewhere else is nobody's.
+  class Absence {
+   public:
+    Absence() noexcept : away_(innermost) {
+      if (away_) away_->step_aside();
+      innermost = nullptr;
+    }
+    Absence(const Absence&) = delete;
+    Absence& operator=(const Absence&) = delete;
+    ~Absence() {
+      innermost = away_;
+      if (away_) away_->enter();
+    }
+
+   private:
+    Attendance* const away_;
+  };
+
+  static bool is_here() noexcept { return innermost != nullptr; }
+
   Watch watched;
   bool completed = false;  // a reply, which others may wait for
   bool quick = false;      // did not sleep
 
  private:
-  Attendance(ShmEndpoint& endpoint, Attention::Notes& notes) noexcept : endpoint_(endpoint) {
+  Attendance(ShmEndpoint& endpoint, Attention::Notes& notes) noexcept
+      : endpoint_(endpoint), outer_(nullptr) {
     take(notes);
+  }
+  // The inbox waits in a call that it got from here. Others hear of the replies before this one.
+  void step_aside() noexcept {
+    const bool covered = leave();
+    endpoint_.wake();
+    if (!covered) endpoint_.leave_to_others(watched);
+  }
+  // Somebody else looks, if that is there.
+  void step_aside(const ShmEndpoint& other) noexcept {
+    if (&other != &endpoint_) return step_aside();
+    leave();
+    endpoint_.wake();
   }
   void take(Attention::Notes& notes) noexcept {
     counts_on_lingering_ = notes.covered;
@@ -388,23 +444,32 @@ class ShmEndpoint::Attendance {
     watched = {std::static_pointer_cast<RingReader>(std::move(notes.ring)), notes.number};
   }
 
+  static constinit thread_local Attendance* innermost;  // the others of this thread do not count
+
   ShmEndpoint& endpoint_;
+  Attendance* const outer_;              // in whose wait() the inbox waits here
   Attention::Notes* goes_on_ = nullptr;  // after this
   bool counts_on_lingering_ = false;
 };
 
-// What this thread would have looked at next is somebody else's now.
+constinit thread_local ShmEndpoint::Attendance* ShmEndpoint::Attendance::innermost = nullptr;
+
 void ShmEndpoint::leave_wait(Attendance& attendance) noexcept {
   const bool covered = attendance.leave();
   if (attendance.completed) wake_after_delivery();
   if (covered) return;
-  bool more = something(Serve::kReplies) || attendance.watched.sees();
-  if (!more && bell().watched.load() != attendance.watched.number) {
+  leave_to_others(attendance.watched);
+  count_wait(attendance.quick);
+}
+
+// What this thread would have looked at next is somebody else's now.
+void ShmEndpoint::leave_to_others(const Watch& watched) noexcept {
+  bool more = something(Serve::kReplies) || watched.sees();
+  if (!more && bell().watched.load() != watched.number) {
     const Lock lock(mutex_);
     more = sees_watched();
   }
   if (more) bell().rouse(true, rung_);
-  count_wait(attendance.quick);
 }
 
 void ShmEndpoint::count_wait(bool quick) noexcept {
@@ -428,7 +493,7 @@ void ShmEndpoint::count_wait(bool quick) noexcept {
 void note_wake_up() noexcept { woke_somebody = true; }
 
 void ShmEndpoint::begin_attention(Attention& attention) noexcept {
-  if (attended_here || !home_.is_here()) return;
+  if (attended_here || Attendance::is_here() || !home_.is_here()) return;
   Attendance::begin(*this, attention.notes);
   attention.notes.began = true;
   attention_here = &attention;
@@ -444,6 +509,7 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
   require_home();
   if (ready()) return true;
   Attendance here(*this);
+  Delivery::finish_all();
   constexpr int kClockEvery = 256;
   for (;;) {
     const bool makes_room = std::exchange(woke_somebody, false) || is_crowded() || core_is_wanted();
@@ -477,11 +543,11 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
       i = spins;
     }
     if (spins != 0) wait_spins_.in_vain();
-    if (serving_here.endpoint == this && has_turn(serving_here.turn)) hand_over();
+    hand_over_here();
     bool in_time = true;
     {
       const Doorbell::Nap asleep(bell().waiters);
-      here.leave();
+      const Attendance::Pause pause(here);
       bool idle = false;
       {
         const Lock lock(mutex_);  // nobody has a letter in his hand
@@ -492,7 +558,6 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
         in_time = asleep.sleep(deadline);
         if (Clock::now() - start < kShortSleep) wait_spins_.paid();
       }
-      here.enter();
     }
     if (ready()) return true;
     if (!in_time || deadline.expired()) return false;
@@ -503,7 +568,9 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
 bool ShmEndpoint::wait_aside(const Deadline& deadline, FunctionRef<bool()> ready) {
   require_home();
   if (ready()) return true;
-  if (serving_here.endpoint == this && has_turn(serving_here.turn)) hand_over();
+  Delivery::finish_all();
+  hand_over_here();
+  const Attendance::Absence away;
   for (;;) {
     Announcement here(aside_);
     if (ready()) return true;

@@ -277,6 +277,13 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
     // Lent parts keep it; if there are none, the sender has its memory back now.
     transfer->hold.reset();
     transfer->direct.reset();
+    // As any other letter: if this call waits, lost() does not wait for it.
+    const std::uint32_t replies = serve == Serve::kReplies ? 1 : 0;
+    lock.lock();
+    remote.taken_ += replies;
+    end_transfer(remote);
+    lock.unlock();
+    const Delivery delivery(*this, remote, nullptr, replies);
     moved = arrive(remote, std::move(arrival));
   }
   if (failure) transfer.reset();
@@ -284,11 +291,10 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
       !failure && !done && transfer->stream && before == std::pair(transfer->piece, transfer->done);
   if (!failure && !in_vain) transfer->polls_in_vain = 0;
   lock.lock();
+  if (done) return moved;
   if (failure) {
     end_transfer(remote);
     if (failure->kind() != ErrorKind::kPeerLost) break_off(remote, failure->what());
-  } else if (done) {
-    end_transfer(remote);
   } else if (in_vain && (++transfer->polls_in_vain >= kMostPollsInVain || remote.ending_) &&
              !transfer->can_go_on()) {
     // It was looked at once more under the lock: the knock may have been heard before.
