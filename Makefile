@@ -28,6 +28,8 @@ TEXT ?=
 BOOTSTRAP ?= on
 V ?=
 export CONVOY_TORCH CONVOY_VENV FUZZ_SECONDS V
+# Without it ccache reads the precompiled header, 765 MB, for each file: 2 s of a miss, all of a hit.
+export CCACHE_INODECACHE ?= 1
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
