@@ -1,7 +1,7 @@
 // What a tensor is after it was sent, its memory, and the cache: with both ends in one process.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <thread>
@@ -294,7 +294,8 @@ TEST_F(ShareTensorTest, AsBytesOnce) {
   const auto same = from_bytes(bytes);
   EXPECT_TRUE(same.is_alias_of(tensor));
   EXPECT_EQ(same.sum().item<float>(), 3);
-  expect_error(ErrorKind::kInvalidArgument, "malformed message", [] { from_bytes("something else"); });
+  expect_error(ErrorKind::kInvalidArgument, "malformed message",
+               [] { from_bytes("something else"); });
   bytes = to_bytes(at::ones({3}));  // nobody has it but the bytes
   EXPECT_EQ(usage().elsewhere, 1U);
   EXPECT_EQ(from_bytes(bytes).sum().item<float>(), 3);
