@@ -54,7 +54,8 @@ class [[nodiscard]] Future {
   template <class Function>
   auto then(Function function) const;
 
-  // Cancels it: it ends with kCancelled, and the callee is told. False if it has ended already.
+  // Cancels it: it ends with kCancelled, and the callee is told. False if it has ended already. One
+  // that then() made ends alone: what it follows goes on.
   bool cancel() const { return core().cancel(); }
 
   auto operator co_await() const;
@@ -100,15 +101,20 @@ class Promise {
   // kInvalidArgument if it has a value or an error already.
   template <class... Value>
   void set_value(Value&&... value) {
-    if (!state_->claim()) detail::fail_ended_twice();
+    if (!state().claim()) detail::fail_ended_twice();
     state_->end_with(std::forward<Value>(value)...);
   }
   void set_error(std::exception_ptr error) {
-    if (!state_->claim()) detail::fail_ended_twice();
+    if (!state().claim()) detail::fail_ended_twice();
     state_->end(std::move(error));
   }
 
  private:
+  detail::FutureState<T>& state() const {
+    if (!state_) detail::fail_empty_future();
+    return *state_;
+  }
+
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 

@@ -73,7 +73,8 @@ enum class WhenFull {
 };
 
 struct SessionOptions {
-  std::string name = {};          // letters, digits and _ : - . at most 127; empty: "worker<rank>"
+  // At most 127 of letters, digits, '_', ':' and '-'; empty: "worker<rank>".
+  std::string name = {};
   std::string method = "env://";  // how workers meet: see convoy/rendezvous.h
   std::optional<int> rank = {};   // instead of what the launcher says
   std::optional<int> size = {};

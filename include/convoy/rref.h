@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -12,6 +11,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "convoy/deadline.h"
 #include "convoy/rpc.h"
 #include "convoy/tensors_in.h"
 
@@ -63,7 +63,7 @@ class RRef {
   // A copy of the value; waits until it is there. At the owner, a copy as C++ makes it (of tensors:
   // the same memory).
   T to_here() const { return with({}).to_here(); }
-  T to_here(std::chrono::milliseconds timeout) const { return with({timeout}).to_here(); }
+  T to_here(const Timeout& timeout) const { return with({.timeout = timeout}).to_here(); }
   Future<T> to_here_async() const { return with({}).to_here_async(); }
   // The value itself, at its owner; waits until it is there. kInvalidArgument elsewhere.
   detail::Stored<T>& local_value() const { return detail::local_value<detail::Stored<T>>(handle_); }
@@ -150,7 +150,7 @@ class RRefTarget {
     const auto session = detail::session_of(handle_);
     auto state = std::make_shared<detail::FutureState<T>>(session);
     if (detail::is_owner(handle_)) {
-      detail::when_local(handle_, state, [](void* future, detail::HeldValue& held) {
+      detail::when_local(handle_, state, options_, [](void* future, detail::HeldValue& held) {
         auto& result = *static_cast<detail::FutureState<T>*>(future);
         try {
           // Whoever sent the reference may have said another type.

@@ -113,6 +113,8 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
     if (!deadline.is_never()) arm(deadline.when());
     return;
   }
+  call.bytes_ = 0;  // nothing was sent
+  callee.count_error(call);
   lock.unlock();
   call.over_.store(false, std::memory_order_relaxed);
   call.ended({.failure = &failure});

@@ -121,6 +121,7 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
       ended.calls.emplace_back(queued.call,
                                failure_of(*queued.call, ErrorKind::kInvalidArgument,
                                           peer.describe_missing(queued.call->function_)));
+      peer.count_error(*queued.call);
       record_.ended(queued.call->ticket_, CallRecord::End::kFailed, quick_now());
       peer.unlink(*queued.call);
       return SendResult::kLost;
@@ -153,6 +154,7 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
              " cannot be sent: ", error.what());
     if (peer.is_linked(queued.call, queued.slot, queued.number)) {
       ended.calls.emplace_back(queued.call, failure_of(*queued.call, error.kind(), error.what()));
+      peer.count_error(*queued.call);
       record_.ended(queued.call->ticket_, CallRecord::End::kFailed, quick_now());
       peer.unlink(*queued.call);
     } else if (queued.reply) {

@@ -106,6 +106,7 @@ void put(Sink& to, const ValueType& type, const Value& value) {
     }
     case Kind::kMap: {
       const auto& list = held<Value::List>(type, value);
+      if (list.size() % 2 != 0) fail_value(type);
       to.add_unsigned(list.size() / 2);
       for (std::size_t i = 0; i < list.size(); ++i) put(to, type.parts[i % 2], list[i]);
       return;
@@ -363,6 +364,7 @@ std::shared_ptr<detail::HeldValue> local(const detail::RRefHandle& reference) {
          " is ", detail::owner_of(reference).name, ": call to_here(), or functions on it");
   }
   const auto limit = session->agent().call_timeout();
+  const detail::WaitScope waits;
   const auto value = session->refs().value(
       reference->ref, limit.count() == 0 ? Deadline::never() : Deadline::after(limit));
   return std::static_pointer_cast<detail::HeldValue>(value.object);
@@ -390,7 +392,7 @@ std::shared_ptr<Result> fetch(const detail::RRefHandle& reference, const ValueTy
     detail::fetch(session, reference, *result, result, detail::type_number(type.text()), options);
     return result;
   }
-  detail::when_local(reference, result, [](void* future, detail::HeldValue& found) {
+  detail::when_local(reference, result, options, [](void* future, detail::HeldValue& found) {
     auto& here = *static_cast<Result*>(future);
     try {
       here.set(value_in(found, here.type()));

@@ -60,6 +60,28 @@ struct CallbackNest {
 };
 thread_local CallbackNest callback_nest;
 
+void run_callback(Callback* owned) noexcept {
+  const std::unique_ptr<Callback> callback(owned);
+  bool told = false;
+  {
+    // Whatever handler this thread is in the middle of, it is not that one's.
+    const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
+    const agent::CurrentScope scope(request ? request->get() : nullptr);
+    const auto& recorder = callback->recorder;
+    const RecorderScope recorded(
+        RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
+    told = tell_resumed();
+    callback->run();
+  }
+  if (told) tell_resumed();
+}
+
+// Those that wait for the last level; in order.
+Callback* take_waiting(CallbackNest& nest) noexcept {
+  nest.end = &nest.first;
+  return std::exchange(nest.first, nullptr);
+}
+
 // In the order in which they came.
 void run_callbacks(Callback* newest) noexcept {
   if (!newest) return;
@@ -77,23 +99,8 @@ void run_callbacks(Callback* newest) noexcept {
   }
   ++nest.depth;
   while (first || (nest.depth == CallbackNest::kMost && nest.first)) {
-    if (!first) {
-      first = std::exchange(nest.first, nullptr);
-      nest.end = &nest.first;
-    }
-    const std::unique_ptr<Callback> callback(std::exchange(first, first->next));
-    bool told = false;
-    {
-      // Whatever handler this thread is in the middle of, it is not that one's.
-      const auto* const request = static_cast<agent::RequestRef*>(callback->request.get());
-      const agent::CurrentScope scope(request ? request->get() : nullptr);
-      const auto& recorder = callback->recorder;
-      const RecorderScope recorded(
-          RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
-      told = tell_resumed();
-      callback->run();
-    }
-    if (told) tell_resumed();
+    if (!first) first = take_waiting(nest);
+    run_callback(std::exchange(first, first->next));
   }
   --nest.depth;
 }
@@ -140,6 +147,19 @@ std::unique_ptr<at::RecordFunction> record_call(SessionImpl& session, const Call
 }
 
 }  // namespace
+
+WaitScope::WaitScope() noexcept : depth_(std::exchange(callback_nest.depth, 0)) {
+  if (depth_ != CallbackNest::kMost) [[likely]]
+    return;
+  // What this callback has ended may be what it waits for.
+  ++callback_nest.depth;
+  for (Callback* first = take_waiting(callback_nest); first;) {
+    run_callback(std::exchange(first, first->next));
+    if (!first) first = take_waiting(callback_nest);
+  }
+  --callback_nest.depth;
+}
+WaitScope::~WaitScope() { callback_nest.depth = depth_; }
 
 std::exception_ptr error_of(const agent::Failure& failure) {
   return std::make_exception_ptr(
@@ -272,6 +292,7 @@ std::shared_ptr<SessionImpl> session_here(const std::shared_ptr<SessionImpl>& ow
 
 void FutureCore::wait(const Deadline& deadline) {
   if (!done()) {
+    const WaitScope waits;
     const auto session = session_here(session_);
     bool in_time = true;
     if (!session) {
@@ -302,6 +323,7 @@ void wait_all(const std::vector<FutureCore*>& futures, const Deadline& deadline)
     return true;
   };
   if (!ready()) {
+    const WaitScope waits;
     // One that ends when they do.
     struct Gather final : FutureCore {
       void decode(ValueSource&) override {}
@@ -386,18 +408,15 @@ void FutureCore::resume(std::coroutine_handle<> coroutine) {
   on_done(std::move(callback));
 }
 
-namespace {
-
-// As the engine takes it: nullopt: the session's; 0: never.
 std::optional<std::chrono::nanoseconds> timeout_of(const CallOptions& options) {
   if (!options.timeout.is_set()) [[likely]]
     return std::nullopt;
   const auto left = *options.timeout.left();
   if (left.count() == 0 && options.timeout.is_deadline()) return std::chrono::nanoseconds(1);
+  // The engine refuses times below 0: rounding up must not make "never" of them.
+  if (left.count() < 0) return std::chrono::floor<std::chrono::milliseconds>(left);
   return within_clock(std::chrono::ceil<std::chrono::milliseconds>(left));
 }
-
-}  // namespace
 
 std::chrono::nanoseconds within_clock(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kCentury = std::chrono::hours(24) * 36525;
@@ -443,6 +462,7 @@ void start_call(const CallStart& start, const Body& body) {
 
 void wait_for_call(SessionImpl& session, FutureCore& core) {
   CallSlot& slot = slot_of(core.call_);
+  const WaitScope waits;
   try {
     session.agent().wait(slot);
   } catch (...) {
@@ -456,7 +476,7 @@ void wait_for_call(SessionImpl& session, FutureCore& core) {
 
 void fail_empty_future() {
   fail(ErrorKind::kInvalidArgument,
-       "this future is empty: it was default-constructed or moved from");
+       "this future or promise is empty: it was default-constructed or moved from");
 }
 
 void fail_ended_twice() {

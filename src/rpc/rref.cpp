@@ -2,6 +2,7 @@
 #include "convoy/rref.h"
 
 #include "base/concat.h"
+#include "base/duration.h"
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"
@@ -88,6 +89,7 @@ HeldValue& local_value(const RRefHandle& handle, const std::type_info& type) {
          owner.name, " (worker ", owner.rank, "): call to_here(), or functions on it");
   }
   const auto limit = session->agent().call_timeout();
+  const WaitScope waits;
   const auto value = session->refs().value(
       state.ref, limit.count() == 0 ? Deadline::never() : Deadline::after(limit));
   auto& held = *static_cast<HeldValue*>(value.object.get());
@@ -214,16 +216,42 @@ void on_owner_lost(const RRefHandle& handle, std::function<void(const Error&)> c
 
 // --- The value --------------------------------------------------------------------------------
 
+namespace {
+
+// At the owner there is no call whose time would be over.
+void end_in_time(const std::shared_ptr<SessionImpl>& session, const RRefHandle& handle,
+                 const std::shared_ptr<FutureCore>& future, std::chrono::nanoseconds timeout) {
+  agent::Agent& agent = session->agent();
+  const auto end = [weak = std::weak_ptr(future), name = agent.self().name,
+                    text = concat("to_here: the value of ", describe(handle),
+                                  " was not there within ", format_duration(timeout))] {
+    const auto here = weak.lock();
+    if (!here || !here->claim()) return;
+    here->end(std::make_exception_ptr(RemoteError(ErrorKind::kTimeout, text, name, "")));
+  };
+  const auto timer = agent.call_at(agent.now() + timeout, [&agent, end] { agent.post(end); });
+  when_done(*future, [timer, weak = std::weak_ptr(session)] {
+    if (const auto here = weak.lock()) here->agent().cancel_timer(timer);
+  });
+}
+
+}  // namespace
+
 void when_local(const RRefHandle& handle, const std::shared_ptr<FutureCore>& future,
-                void (*end)(void* future, HeldValue& held)) {
+                const CallOptions& options, void (*end)(void* future, HeldValue& held)) {
   const RRefState& state = state_of(handle);
   const auto session = usable(state);
+  const auto timeout = timeout_of(options).value_or(session->agent().call_timeout());
+  if (timeout.count() < 0) {
+    fail(ErrorKind::kInvalidArgument, "timeout must be >= 0, got ", format_duration(timeout));
+  }
   session->refs().when_value(
       state.ref, [future, end](const rref::Value* value, const agent::Failure* failure) {
         if (!future->claim()) return;
         if (failure) return future->end(error_of(*failure));
         end(future.get(), *static_cast<HeldValue*>(value->object.get()));
       });
+  if (timeout.count() != 0 && !future->done()) end_in_time(session, handle, future, timeout);
 }
 
 namespace {

@@ -91,8 +91,9 @@ Deadline deadline_of(std::chrono::milliseconds timeout) {
 }
 
 void check_timeout(const Timeout& timeout) {
+  // Rounded away from 0: no time that is over becomes 0, which is "never".
   if (timeout.is_set()) {
-    checked("timeout", std::chrono::duration_cast<std::chrono::milliseconds>(*timeout.left()));
+    checked("timeout", std::chrono::floor<std::chrono::milliseconds>(*timeout.left()));
   }
 }
 
@@ -218,6 +219,7 @@ bool SessionImpl::allows(const std::string& op) const { return operators_.contai
 std::uint32_t find_worker(SessionImpl& session, const To& to) {
   agent::Agent& agent = session.agent();
   if (session.membership().is_dynamic()) [[unlikely]] {
+    agent.require_home();
     // It may have come a moment ago, or again.
     const agent::Worker* const found = to.rank() ? nullptr : agent.find_worker(to.name());
     const bool known = to.rank() ? *to.rank() < static_cast<std::int64_t>(agent.workers().size())
@@ -255,6 +257,7 @@ namespace {
 std::vector<agent::WorkerId> find_all(detail::SessionImpl& session,
                                       const std::vector<std::string>& names) {
   std::vector<agent::WorkerId> ids;
+  session.agent().require_home();
   if (names.empty()) {
     for (const auto& worker : session.membership().is_dynamic()
                                   ? session.membership().view().workers
@@ -262,7 +265,7 @@ std::vector<agent::WorkerId> find_all(detail::SessionImpl& session,
       ids.push_back(worker.id);
     }
   }
-  for (const auto& name : names) ids.push_back(session.agent().worker(name).id);
+  for (const auto& name : names) ids.push_back(detail::find_worker(session, name));
   // The same set, whatever order it is named in.
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -310,19 +313,25 @@ void Session::shutdown(const ShutdownOptions& options) const {
 }
 
 WorkerInfo Session::wait_for(const std::string& name, const Timeout& limit) const {
+  impl_->agent().require_home();
   if (!impl_->membership().is_dynamic()) return worker_info(name);
   return to_info(impl_->membership().wait_for(name, deadline_of(limit, timeout())));
 }
 
-View Session::view() const { return to_view(impl_->membership().view()); }
+View Session::view() const {
+  impl_->agent().require_home();
+  return to_view(impl_->membership().view());
+}
 
 View Session::on_change(std::function<void(const View&)> callback) const {
+  impl_->agent().require_home();
   return to_view(impl_->membership().on_change(
       [callback = std::move(callback)](const agent::View& view) { callback(to_view(view)); }));
 }
 
 void Session::on_lost(const To& worker,
                       std::function<void(const WorkerInfo&, const Error&)> callback) const {
+  impl_->agent().require_home();
   impl_->membership().on_lost(
       detail::find_worker(*impl_, worker),
       [callback = std::move(callback)](const agent::Worker& who, const Error& error) {

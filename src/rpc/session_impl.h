@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -54,6 +55,22 @@ class SessionImpl : public std::enable_shared_from_this<SessionImpl> {
 
 // The engine's; beyond a century: never.
 std::chrono::nanoseconds within_clock(std::chrono::milliseconds timeout);
+
+// As the engine takes it: nullopt: the session's; 0: never.
+std::optional<std::chrono::nanoseconds> timeout_of(const CallOptions& options);
+
+// While one lives, this thread waits, perhaps in a callback of a future: callbacks of what ends
+// meanwhile run at once, and do not wait for that one to return.
+class WaitScope {
+ public:
+  WaitScope() noexcept;
+  WaitScope(const WaitScope&) = delete;
+  WaitScope& operator=(const WaitScope&) = delete;
+  ~WaitScope();
+
+ private:
+  const int depth_;  // of callbacks
+};
 
 // Gives a thread of ours the state of a new one, before it runs somebody's function.
 void clean_thread_state();

@@ -29,6 +29,13 @@ Core::Work::Work(Core& core, const Use& use) : core_(core), use_(use), lock_(cor
   if (core_.machine_ && use_) core_.machine_->at(core_.agent_.now());
 }
 
+void Core::require_home() const {
+  if (is_home()) [[likely]]
+    return;
+  fail(ErrorKind::kUnsupported, name_,
+       ": references cannot be used in a forked child of the process that has them");
+}
+
 Machine& Core::machine() {
   if (!machine_) {
     fail(ErrorKind::kInvalidArgument, "references: this worker has not met the others yet");
@@ -227,11 +234,13 @@ void Core::closed() noexcept {
 }
 
 DebugInfo Core::debug_info() {
+  require_home();
   const std::scoped_lock lock(mutex_);
   return machine_ ? machine_->debug_info() : DebugInfo{};
 }
 
 std::vector<std::string> Core::holders() {
+  require_home();
   const std::scoped_lock lock(mutex_);
   return machine_ ? machine_->holders() : std::vector<std::string>{};
 }

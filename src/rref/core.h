@@ -10,6 +10,7 @@
 #include "agent/agent.h"
 #include "agent/companion.h"
 #include "agent/peer.h"
+#include "os/fork_guard.h"
 #include "rref/machine.h"
 
 namespace convoy::rref {
@@ -43,6 +44,7 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
   // Calls function(Machine&) under the lock, and carries out what follows from it.
   template <class Function>
   decltype(auto) with(Function function) {
+    require_home();
     const auto self = shared_from_this();
     const Use use(*this);
     Work work(*this, use);
@@ -52,9 +54,13 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
   // The same for a function that changes nothing.
   template <class Function>
   decltype(auto) look(Function function) {
+    require_home();
     const std::scoped_lock lock(mutex_);
     return function(std::as_const(machine()));
   }
+
+  // False in a forked child: the lock may be held there by a thread that is not, for ever.
+  bool is_home() const noexcept { return home_.is_here(); }
 
   void met(WorkerId worker);
   void hear(const agent::Worker& from, std::span<const std::byte> bytes);
@@ -86,6 +92,8 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
     std::unique_lock<std::mutex> lock_;
   };
 
+  // kUnsupported in a forked child.
+  void require_home() const;
   Machine& machine();
   Incarnation incarnation_of(WorkerId worker) const;
   void carry_out(Output&& output, const Use& use) noexcept;
@@ -94,6 +102,7 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
   void arm(Time when, const Use& use) noexcept;
   void timer_ran(std::uint64_t number) noexcept;
 
+  const HomeProcess home_;
   agent::Agent& agent_;
   const std::shared_ptr<agent::AgentLife> life_;
   const std::string name_;

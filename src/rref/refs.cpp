@@ -26,6 +26,7 @@ Ref::~Ref() {
   }
   // The last one goes under the lock: others may find the entry there.
   const std::shared_ptr<Core> core = entry_->core;
+  if (!core->is_home()) return;  // it is the parent's: a forked child leaves its copy alone
   core->with([&](Machine& machine) { machine.drop(*entry_); });
 }
 
@@ -139,7 +140,7 @@ Passed Refs::pass(const Ref& ref, WorkerId to, std::optional<std::uint64_t> answ
 
 // NOLINTNEXTLINE(bugprone-exception-escape): there is a machine; without memory nothing goes on
 void Refs::passed(WorkerId to, std::span<const Passed> references, Passage how) noexcept {
-  if (references.empty()) return;
+  if (references.empty() || !core_->is_home()) return;
   core_->with([&](Machine& machine) {
     for (const Passed& each : references) machine.passed(to, each, how);
   });

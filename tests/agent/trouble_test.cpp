@@ -246,6 +246,25 @@ TEST(AgentTroubleTest, CallsThatFailByALossAreCounted) {
   ASSERT_EQ(stats.functions.size(), 1u);
   EXPECT_EQ(stats.functions[0].calls, 5u);
   EXPECT_EQ(stats.functions[0].errors, 5u);
+  // Those that fail at once, too.
+  EXPECT_THAT(error_text(ErrorKind::kPeerLost, [&] { sync(session[0], 1, "gate"); }),
+              HasSubstr("worker1"));
+  EXPECT_EQ(session[0].stats().functions[0].calls, 6u);
+  EXPECT_EQ(session[0].stats().functions[0].errors, 6u);
+}
+
+TEST(AgentTroubleTest, CallsOfMissingFunctionsAreCounted) {
+  Session session(2, {});
+  // The first one before the other's table has come.
+  for (std::uint64_t calls = 1; calls <= 3; ++calls) {
+    EXPECT_THAT(error_text(ErrorKind::kInvalidArgument, [&] { sync(session[0], 1, "nothing"); }),
+                HasSubstr("not registered"));
+    const AgentStats stats = session[0].stats();
+    ASSERT_EQ(stats.functions.size(), 1u);
+    EXPECT_EQ(stats.functions[0].function, "nothing");
+    EXPECT_EQ(stats.functions[0].calls, calls);
+    EXPECT_EQ(stats.functions[0].errors, calls);
+  }
 }
 
 // --- limits, threads ---

@@ -41,6 +41,9 @@ CONVOY_RPC(rank_here);
 at::Tensor sum(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 CONVOY_RPC(sum);
 
+bool is_there(const RRef<at::Tensor>& reference) { return static_cast<bool>(reference); }
+CONVOY_RPC(is_there);
+
 std::atomic<bool> gate_open{false};
 std::atomic<int> at_gate{0};
 void wait_at_gate() {
@@ -271,6 +274,47 @@ TEST(RpcLifeTest, AForkedChildIsRefusedEverywhereAndItsParentGoesOn) {
   });
 }
 
+// Its copies are of no use, and their end is nothing to the owner.
+TEST(RpcLifeTest, AForkedChildLeavesReferencesAlone) {
+  RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
+    const Session session(options_of(r));
+    session.barrier();
+    if (r.id() == 0) {
+      const auto ones = torch::ones({2, 2});
+      auto value = session.remote<life::sum>(1, ones, ones);
+      auto mine = session.rref(ones);
+      value.created().wait();
+      EXPECT_TRUE(session.rpc_sync<life::is_there>(1, mine));
+      EXPECT_EQ(
+          in_forked_child([&] {
+            Refusals refused;
+            refused.expect("to_here", [&] { return value.to_here(); });
+            refused.expect("to_here of its own", [&] { return mine.to_here(); });
+            refused.expect("local_value", [&] { return mine.local_value(); });
+            refused.expect("confirmed", [&] { return value.confirmed_by_owner(); });
+            refused.expect("created", [&] { return value.created(); });
+            refused.expect("on_lost", [&] { value.on_lost([](const Error&) {}); });
+            refused.expect("argument", [&] { return session.rpc_sync<life::is_there>(1, value); });
+            refused.expect("rref", [&] { return session.rref(1); });
+            refused.expect("remote", [&] { return session.remote<life::rank_here>(1); });
+            refused.expect("rref_info", [&] { return session.rref_info(); });
+            refused.expect("view", [&] { return session.view(); });
+            refused.expect("wait_for", [&] { return session.wait_for("worker1"); });
+            refused.expect("on_change", [&] { return session.on_change([](const View&) {}); });
+            refused.expect("lost worker",
+                           [&] { session.on_lost(1, [](const WorkerInfo&, const Error&) {}); });
+            value = {};
+            mine = {};
+            return refused.text();
+          }),
+          "");
+      EXPECT_TRUE(torch::equal(value.to_here(), 2 * ones));
+      EXPECT_TRUE(torch::equal(mine.local_value(), ones));
+    }
+    session.shutdown();
+  });
+}
+
 // --- deaths ---
 
 // The benchmark tells how soon.
@@ -454,6 +498,29 @@ TEST(RpcLifeTest, ACallbackMayWait) {
     EXPECT_EQ(alone.wait(), other);
     session.shutdown();
   });
+}
+
+// Callbacks of long chains run one after the other; what one of them waits for does not wait for
+// its return.
+TEST(RpcLifeTest, ACallbackFarDownAChainMayWait) {
+  const Session session({.name = "me", .timeout = 20s});
+  Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < 100; ++i) future = future.then([](int n) { return n + 1; });
+  const auto last = future.then([&](int n) {
+    // It has ended this one itself.
+    Promise<int> inner;
+    const auto follows = inner.future().then([](int m) { return m + 1; });
+    inner.set_value(1);
+    n += follows.wait(Deadline::after(20s));
+    const auto call = session.rpc_async<life::rank_here>("me").then([](int rank) { return rank; });
+    n += call.wait(Deadline::after(20s));
+    const auto more = session.rpc_async<life::rank_here>("me").then([](int rank) { return rank; });
+    return n + wait_all(std::vector{more}, Deadline::after(20s)).front();
+  });
+  promise.set_value(0);
+  EXPECT_EQ(last.wait(), 102);
+  session.shutdown();
 }
 
 // --- names ---

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -139,6 +140,25 @@ TEST(MembersTest, WorkersComeAndGo) {  // test_dynamic_rpc_*
   EXPECT_EQ(left, (std::vector<std::string>{"a-second", "third:0"}));
   expect_error(ErrorKind::kPeerLost, "a-second",
                [&] { first.rpc_sync<add_three>("a-second", 1, 1, 1); });
+  first.shutdown();
+}
+
+// Whoever has come can be named, also before its news has.
+TEST(MembersTest, ABarrierWithOneThatCameAMomentAgo) {
+  const auto store = make_local_store();
+  const Session first = join_as(store, "first");
+  for (int i = 0; i < 20; ++i) {
+    const auto name = concat("later-", i);
+    std::atomic<bool> joined{false};
+    const auto other = std::async(std::launch::async, [&] {
+      const Session second = join_as(store, name);
+      joined = true;
+      second.barrier({"first", name}, 20s);
+      second.shutdown();
+    });
+    while (!joined && other.wait_for(0s) != std::future_status::ready) std::this_thread::yield();
+    first.barrier({name, "first"}, 20s);
+  }
   first.shutdown();
 }
 

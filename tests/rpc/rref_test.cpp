@@ -63,6 +63,8 @@ struct MyClass {
   int my_instance_method(int b) const { return a + b; }
   int increment(int by) { return a += by; }
   int value() const { return a; }
+  int slow_value() const;
+  int hidden() const { return a; }  // not exported
   Future<int> later(int b) const {
     const int sum = a + b;
     co_return sum;
@@ -262,6 +264,16 @@ int slow_function(int n) {
   return n;
 }
 CONVOY_RPC(slow_function);
+MyClass slow_object(int n) {
+  rref_gate().wait();
+  return MyClass(n);
+}
+CONVOY_RPC(slow_object);
+int MyClass::slow_value() const {
+  rref_gate().wait();
+  return a;
+}
+CONVOY_RPC(&MyClass::slow_value);
 RRefGate& second_gate() {
   static RRefGate one;
   return one;
@@ -411,7 +423,8 @@ TEST(RRefTest, OfObjects) {  // test_return_local_rrefs, test_pass_local_rrefs,
   });
 }
 
-TEST(RRefTest, ProxyOfAClass) {  // test_rref_proxy_class, test_rref_proxy_class_self, _reuse
+// test_rref_proxy_class, test_rref_proxy_class_self, _reuse, test_rref_proxy_non_exist
+TEST(RRefTest, ProxyOfAClass) {
   run_workers(2, [](Session& rpc, int rank) {
     for (const int to : {rank, 1 - rank}) {
       const auto object = rpc.remote<make<MyClass, int>>(to, 7);
@@ -426,6 +439,12 @@ TEST(RRefTest, ProxyOfAClass) {  // test_rref_proxy_class, test_rref_proxy_class
       EXPECT_EQ(object.rpc_sync<twice_of>(2), 40);
       EXPECT_EQ(object.rpc_sync<&MyClass::as_reference>().to_here(), 10);
       expect_error(ErrorKind::kRemote, "raised by 10", [&] { object.rpc_sync<&MyClass::raise>(); });
+      const auto expect_hidden = [](const std::function<void()>& call) {
+        expect_error(ErrorKind::kInvalidArgument, "hidden to worker", call);
+      };
+      expect_hidden([&] { object.rpc_sync<&MyClass::hidden>(); });
+      expect_hidden([&] { static_cast<void>(object.rpc_async<&MyClass::hidden>().wait()); });
+      expect_hidden([&] { object.remote<&MyClass::hidden>().to_here(); });
     }
   });
 }
@@ -565,11 +584,55 @@ TEST(RRefTest, Timeouts) {
                    [&] { rpc.rpc_sync<add_to_reference>("worker2", late, 1); });
       const auto slow = rpc.remote<slow_function>("worker1", 2);
       expect_error(ErrorKind::kTimeout, "", [&] { slow.to_here(10ms); });
+      // A slow method, and a slow constructor.
+      const auto object = rpc.remote<make<MyClass, int>>("worker1", 5);
+      const auto quick = object.with({.timeout = 20ms});
+      const auto expect_late = [](const char* why, const std::function<void()>& call) {
+        expect_error(ErrorKind::kTimeout, why, call);
+      };
+      const char* const long_run = "ran for more than 0.02 s";
+      expect_late(long_run, [&] { quick.rpc_sync<&MyClass::slow_value>(); });
+      expect_late(long_run,
+                  [&] { static_cast<void>(quick.rpc_async<&MyClass::slow_value>().wait()); });
+      const auto unfinished = quick.remote<&MyClass::slow_value>();
+      expect_late(long_run, [&] { unfinished.created().wait(); });
+      expect_late(long_run, [&] { unfinished.to_here(); });
+      const auto unmade = rpc.to("worker1", {.timeout = 10ms}).remote<slow_object>(1);
+      expect_late("RRef creation", [&] { unmade.created().wait(); });
+      expect_late("RRef creation", [&] { unmade.rpc_sync<&MyClass::value>(); });
       rref_gate().set(true);
       EXPECT_EQ(slow.to_here(), 2);
+      EXPECT_EQ(object.rpc_sync<&MyClass::slow_value>(), 5);
     }
     rpc.barrier();
+    // What was given up is nobody's.
+    EXPECT_TRUE(soon([&] {
+      const auto info = rpc.rref_info();
+      return info.num_owner_rrefs + info.num_forks + info.num_pending_users == 0;
+    }));
+    rpc.barrier();
   });
+}
+
+// At the owner there is no call to be late.
+TEST(RRefTest, TimeoutsAtTheOwner) {
+  rref_gate().set(false);
+  Session rpc({.name = "me"});
+  const auto slow = rpc.remote<slow_function>("me", 3);
+  expect_error(ErrorKind::kTimeout, "not there within 0.01 s", [&] { slow.to_here(10ms); });
+  expect_error(ErrorKind::kTimeout, "not there within 0.01 s",
+               [&] { static_cast<void>(slow.with({.timeout = 10ms}).to_here_async().wait()); });
+  expect_error(ErrorKind::kInvalidArgument, "timeout must be >= 0", [&] { slow.to_here(-1us); });
+  const auto later = slow.to_here_async();
+  rpc.set_timeout(10ms);
+  expect_error(ErrorKind::kTimeout, "not there within 0.01 s", [&] { slow.to_here(); });
+  expect_error(ErrorKind::kTimeout, "not there in time", [&] { slow.local_value(); });
+  EXPECT_FALSE(later.done());
+  rref_gate().set(true);
+  EXPECT_EQ(later.wait(), 3);
+  EXPECT_EQ(slow.to_here(10ms), 3);
+  EXPECT_EQ(slow.to_here(0ms), 3);
+  rpc.shutdown();
 }
 
 // A value lives as long as a reference to it, and no longer.

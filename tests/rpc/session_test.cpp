@@ -367,9 +367,12 @@ TEST(RpcTest, SendToRank) {  // test_send_to_rank
                    [&] { session.rpc_sync<my_add>(bad, ones, ones); });
       expect_error(ErrorKind::kInvalidArgument, "",
                    [&] { static_cast<void>(session.rpc_async<my_add>(bad, ones, ones)); });
+      expect_error(ErrorKind::kInvalidArgument, "could not find destination",
+                   [&] { static_cast<void>(session.remote<my_add>(bad, ones, ones)); });
     }
     EXPECT_TRUE(equal(session.rpc_sync<my_add>(next_of(session), ones, ones), 2));
     EXPECT_TRUE(equal(session.rpc_async<my_add>(next_of(session), ones, ones).wait(), 2));
+    EXPECT_TRUE(equal(session.remote<my_add>(next_of(session), ones, ones).to_here(), 2));
   });
 }
 
@@ -433,6 +436,7 @@ TEST(RpcTest, WorldSizeOne) {  // test_world_size_one
   const auto ones = torch::ones({2, 2});
   EXPECT_TRUE(equal(session.rpc_sync<my_add>("me", ones, ones), 2));
   EXPECT_TRUE(equal(session.rpc_async<my_add>("me", ones, ones).wait(), 2));
+  EXPECT_TRUE(equal(session.remote<my_add>("me", ones, ones).to_here(), 2));
   session.shutdown();
 }
 
@@ -608,6 +612,14 @@ TEST(RpcTest, Timeouts) {  // test_rpc_timeouts
       session.to(1, {.timeout = 0s}).rpc_async<wait_at_gate>().wait();
       expect_error(ErrorKind::kInvalidArgument, "got -5",
                    [&] { static_cast<void>(session.to(1, {.timeout = -5ms})); });
+      // What is left of a time that is over is not "never".
+      expect_error(ErrorKind::kInvalidArgument, "timeout must be >= 0",
+                   [&] { static_cast<void>(session.to(1, {.timeout = -500us})); });
+      expect_error(ErrorKind::kInvalidArgument, "timeout must be >= 0",
+                   [&] { session.barrier({}, -500us); });
+      const auto value = session.remote<light>(1);
+      expect_error(ErrorKind::kInvalidArgument, "timeout must be >= 0",
+                   [&] { value.with({.timeout = -500us}).to_here(); });
       EXPECT_EQ((session.to(1, {.timeout = 120s}).rpc_sync<time_left>()), 120);
       session.set_timeout(60s);
     }
@@ -776,6 +788,15 @@ TEST(RpcTest, MarkFutureTwice) {  // test_mark_future_twice, test_future_done, _
   Future<int> orphan;
   { orphan = Promise<int>().future(); }
   expect_error(ErrorKind::kCancelled, "", [&] { static_cast<void>(orphan.wait()); });
+  Promise<int> given;
+  Promise<int> taken(std::move(given));
+  // NOLINTBEGIN(bugprone-use-after-move): what it is there for
+  expect_error(ErrorKind::kInvalidArgument, "is empty", [&] { given.set_value(1); });
+  expect_error(ErrorKind::kInvalidArgument, "is empty", [&] { given.set_error(nullptr); });
+  EXPECT_FALSE(given.future());
+  // NOLINTEND(bugprone-use-after-move)
+  taken.set_value(1);
+  EXPECT_EQ(taken.future().wait(), 1);
   run_workers(1, [](Session& session, int) {
     const auto called = session.rpc_async<light>(0);
     EXPECT_EQ(called.wait(), 0);
@@ -803,6 +824,10 @@ TEST(RpcTest, AsyncFunctions) {
     expect_error(ErrorKind::kRemote, "Expected error", [&] { session.rpc_sync<async_raise>(b); });
     expect_error(ErrorKind::kRemote, "Expected error",
                  [&] { static_cast<void>(session.rpc_async<async_raise>(b).wait()); });
+    expect_error(ErrorKind::kRemote, "Expected error",
+                 [&] { session.remote<async_raise>(b).to_here(); });
+    EXPECT_TRUE(equal(session.remote<async_chained>(b, c, ones).to_here(), 4));
+    EXPECT_TRUE(equal(session.remote<async_nested>(b, c, ones).to_here(), 4));
   });
 }
 

@@ -88,9 +88,10 @@ template <class T>
 T& local_value(const RRefHandle& handle) {
   return static_cast<HeldValueOf<T>&>(local_value(handle, typeid(T))).value;
 }
-// Calls end(future, value) when there is a value; an error ends the future.
+// Calls end(future, value) when there is a value; an error ends the future, and so does the time of
+// the options.
 void when_local(const RRefHandle& handle, const std::shared_ptr<FutureCore>& future,
-                void (*end)(void* future, HeldValue& held));
+                const CallOptions& options, void (*end)(void* future, HeldValue& held));
 // Of a reference that can be used (session_of), not at the owner. `keep` as in CallStart.
 void fetch(const std::shared_ptr<SessionImpl>& session, const RRefHandle& handle,
            FutureCore& future, std::shared_ptr<FutureCore> keep, std::uint64_t type,
