@@ -204,12 +204,24 @@ std::shared_ptr<FramePlace> ContextState::came(WorkerId from, std::uint64_t mess
   return place;
 }
 
-std::map<std::uint64_t, std::uint64_t> ContextState::put_in_order(const Walk& walk) {
+ContextState::Ordered::Ordered(std::shared_ptr<ContextState> context)
+    : context_(std::move(context)) {
+  const std::scoped_lock lock(context_->mutex_);
+  ++context_->ordered_;
+}
+
+ContextState::Ordered::~Ordered() {
+  const std::scoped_lock lock(context_->mutex_);
+  --context_->ordered_;
+}
+
+std::map<std::uint64_t, std::uint64_t> ContextState::Ordered::put_in_order(const Walk& walk) {
   std::map<std::uint64_t, std::uint64_t> numbers;
-  const std::scoped_lock lock(mutex_);
-  order_.number(walk);
+  const std::scoped_lock lock(context_->mutex_);
+  FrameOrder& order = context_->order_;
+  order.number(walk, context_->ordered_ > 1 ? FrameOrder::Others::kRun : FrameOrder::Others::kNone);
   for (const auto& [message, send] : walk.sends()) {
-    numbers.emplace(message, order_.number_of(*send.sent));
+    numbers.emplace(message, order.number_of(*send.sent));
   }
   return numbers;
 }
@@ -280,9 +292,15 @@ std::vector<Gradients::Item> ContextState::gradients_with(
   const std::scoped_lock lock(mutex_);
   for (const auto& [leaf, gradient] : gradients_) {
     const auto found = more.find(leaf);
-    const bool adds = found != more.end();
-    items.emplace_back(gradient.leaf, adds ? gradient.value + found->second : gradient.value);
-    if (adds) more.erase(found);
+    if (found == more.end()) {
+      items.emplace_back(gradient.leaf, gradient.value);
+      continue;
+    }
+    // libtorch adds sparse ones to dense ones only.
+    const bool turned = gradient.value.is_sparse() && !found->second.is_sparse();
+    items.emplace_back(gradient.leaf,
+                       turned ? found->second + gradient.value : gradient.value + found->second);
+    more.erase(found);
   }
   for (const auto& [leaf, gradient] : added) {
     if (more.contains(leaf.unsafeGetTensorImpl())) items.emplace_back(leaf, gradient);

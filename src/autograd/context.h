@@ -55,8 +55,20 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // nullptr: there is none of this number.
   std::shared_ptr<const SentMessage> sent(std::uint64_t message) const;
   std::vector<std::shared_ptr<const SentMessage>> all_sent() const;
-  // The numbers of its nodes, in the order of the program, and those of its sends.
-  std::map<std::uint64_t, std::uint64_t> put_in_order(const Walk& walk);
+  // A pass whose nodes have numbers in the order of the program: they stay as long as it lives.
+  class Ordered {
+   public:
+    explicit Ordered(std::shared_ptr<ContextState> context);
+    Ordered(const Ordered&) = delete;
+    Ordered& operator=(const Ordered&) = delete;
+    ~Ordered();
+
+    // Gives the walk's nodes their numbers; those of its sends.
+    std::map<std::uint64_t, std::uint64_t> put_in_order(const Walk& walk);
+
+   private:
+    const std::shared_ptr<ContextState> context_;
+  };
   // False: it is released.
   bool know(WorkerId worker);
   bool was_introduced_by(WorkerId worker) const;
@@ -99,6 +111,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   std::unordered_map<std::uint64_t, std::shared_ptr<const SentMessage>> sent_;
   std::vector<Came> came_;
   FrameOrder order_;
+  std::size_t ordered_ = 0;  // passes
   std::set<WorkerId> known_;
   std::set<WorkerId> introduced_by_;
   std::unordered_map<const c10::TensorImpl*, Gradient> gradients_;

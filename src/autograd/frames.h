@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "autograd/walk.h"
@@ -39,31 +40,50 @@ struct FrameMark {
 // Now, on this thread.
 FrameMark mark_here(std::shared_ptr<const FramePlace> place, std::uint32_t element);
 
-// Gives the nodes of passes numbers in the order of the program. They stay: passes that run at once
-// may share nodes. Not thread-safe.
+// Gives the nodes of passes numbers in the order of the program. They stay while passes run: those
+// that run at once may share nodes. Not thread-safe.
 class FrameOrder {
  public:
   void add(FrameMark&& mark) { marks_.push_back(std::move(mark)); }
   // Numbers all nodes of the walk. kUnsupported: their order cannot be told.
-  void number(const Walk& walk);
-  // Of a send of a walk that was numbered.
+  enum class Others { kNone, kRun };  // passes that have numbers of this order
+  void number(const Walk& walk, Others others);
+  // Of a send of the walk that was numbered last.
   std::uint64_t number_of(const SentMessage& sent) const;
   void clear();
 
  private:
   using Key = std::vector<std::uint32_t>;
+  struct Label {
+    std::uint64_t number = 0;
+    std::uint64_t nodes = 0;  // numbers behind it that nodes may have
+  };
+  using Labels = std::map<Key, Label>;
   static Key key_of(const FramePlace& place, std::uint32_t element);
-  void label(const std::vector<Key>& keys);
-  std::uint64_t number_of_node(const torch::autograd::Node& node) const;
+  // Of the marks from this one on, and of the sends; in order.
+  std::vector<Key> keys_of(const Walk& walk, std::size_t first_mark) const;
+  // False: there is no room between those that are known.
+  bool label(const std::vector<Key>& keys);
+  void label_anew(const Walk& walk);
+  std::uint64_t number_at(std::uint64_t thread, std::uint64_t made);
+  std::uint64_t number_of_node(const torch::autograd::Node& node);
 
   std::vector<FrameMark> marks_;
-  std::map<Key, std::uint64_t> labels_;
+  Labels labels_;
   struct Piece {
-    std::uint64_t label = 0;
+    Labels::iterator label;
     std::uint64_t first = 0;  // sequence_nr
   };
   std::map<std::uint64_t, std::map<std::uint64_t, Piece>> threads_;  // by thread and sequence_nr
   std::size_t labelled_ = 0;                                         // marks
+  // Nodes that were numbered. One may have gone, and another may have its address.
+  struct Numbered {
+    std::uint64_t made = 0;   // the number that it had
+    std::uint64_t given = 0;  // that it got
+    std::uint64_t generation = 0;
+  };
+  std::unordered_map<const torch::autograd::Node*, Numbered> numbered_;
+  std::uint64_t generation_ = 0;  // of labels_
 };
 
 }  // namespace convoy::autograd::detail

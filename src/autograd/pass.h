@@ -188,8 +188,9 @@ class Pass final : public GatedRun::Host,
   std::vector<MessageGradients> for_root_;
   std::vector<std::pair<Received, std::vector<at::Tensor>>> early_;  // until discovery has ended
   std::optional<GatedRun> early_engine_;
-  bool discovering_ = false;    // early_ is used
-  std::size_t first_leaf_ = 0;  // that has not been run
+  std::optional<ContextState::Ordered> ordered_;  // deterministic, until it has run
+  bool discovering_ = false;                      // early_ is used
+  std::size_t first_leaf_ = 0;                    // that has not been run
   std::size_t nodes_left_ = 0;
   std::chrono::steady_clock::time_point began_;
   std::string node_;  // that runs, or ran last

@@ -146,7 +146,7 @@ bool Pass::prepare_early() {
   const std::scoped_lock lock(mutex_);
   // A reducer waits for all of its gradients in one run.
   if (!walk_.is_apart_from(all) || has_sinks(walk_)) return false;
-  if (deterministic_) static_cast<void>(context_->put_in_order(walk_));
+  if (deterministic_) static_cast<void>(ordered_.emplace(context_).put_in_order(walk_));
   // Now: the walk grows when others are asked.
   early_engine_.emplace(*this, walk_);
   first_leaf_ = walk_.leaves().size();
@@ -182,13 +182,15 @@ void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gra
                   walk_.sends().size();
     engine.emplace(*this, walk_, first_leaf_);
     if (deterministic_) {
-      const auto numbers = context_->put_in_order(walk_);
+      if (!ordered_) ordered_.emplace(context_);
+      const auto numbers = ordered_->put_in_order(walk_);
       engine->add_gates(walk_, [&](const SentMessage& sent) { return numbers.at(sent.message); });
     } else {
       engine->add_gates(walk_);
     }
   }
   if (needed) run_engine(*engine, roots, std::move(gradients));
+  ordered_.reset();
   send_plans(true);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);

@@ -414,7 +414,6 @@ void Registry::lost(WorkerId worker, const std::string& why) noexcept {
   std::vector<std::shared_ptr<Pass>> others;
   std::vector<ContextId> without_creator;
   std::vector<std::shared_ptr<ContextState>> to_ask;
-  std::uint64_t highest = 0;
   try {
     const WorkerId here = self();
     {
@@ -428,7 +427,6 @@ void Registry::lost(WorkerId worker, const std::string& why) noexcept {
       for (const auto& [id, context] : contexts_) {
         if (context->creator() == worker) {
           without_creator.push_back(id);
-          highest = std::max(highest, id & kNumberMask);
         } else if (context->creator() != here && context->was_introduced_by(worker)) {
           to_ask.push_back(context);
         }

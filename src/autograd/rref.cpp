@@ -4,6 +4,7 @@
 #include "autograd/registry.h"
 #include "base/error.h"
 #include "convoy/autograd.h"
+#include "convoy/fields.h"
 
 namespace convoy::autograd {
 namespace {
@@ -15,15 +16,25 @@ constexpr std::chrono::seconds kCallMargin(30);
 
 namespace detail {
 
+// What the owner is told of BackwardOptions.
+struct PassOptions {
+  bool fast = false;
+  bool retain = false;
+  bool deterministic = false;
+  std::int64_t timeout = 0;  // milliseconds
+  std::vector<StepId> optimizers;
+  CONVOY_FIELDS(fast, retain, deterministic, timeout, optimizers)
+};
+
 // At the owner.
-void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context, bool fast,
-                           bool retain, std::int64_t timeout,
-                           const std::vector<StepId>& optimizers) {
+void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context,
+                           const PassOptions& sent) {
   BackwardOptions options;
-  options.mode = fast ? Mode::kFast : Mode::kSmart;
-  options.retain_graph = retain;
-  options.timeout = std::chrono::milliseconds(timeout);
-  options.optimizers = optimizers;
+  options.mode = sent.fast ? Mode::kFast : Mode::kSmart;
+  options.retain_graph = sent.retain;
+  options.deterministic = sent.deterministic;
+  options.timeout = std::chrono::milliseconds(sent.timeout);
+  options.optimizers = sent.optimizers;
   // The value first: the call that makes it also makes the context here, and may still be running.
   const at::Tensor value = root.local_value();
   find(rpc::current().session(), context).backward({value}, options);
@@ -47,9 +58,10 @@ void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
   const rpc::detail::RecorderScope not_recorded(nullptr);
   context.session()
       .to(root.owner(), call)
-      .rpc_sync<detail::backward_of_reference>(root, context.id(), options.mode == Mode::kFast,
-                                               options.retain_graph, options.timeout.count(),
-                                               options.optimizers);
+      .rpc_sync<detail::backward_of_reference>(
+          root, context.id(),
+          detail::PassOptions{options.mode == Mode::kFast, options.retain_graph,
+                              options.deterministic, options.timeout.count(), options.optimizers});
 }
 
 }  // namespace convoy::autograd

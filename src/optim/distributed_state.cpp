@@ -3,6 +3,7 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "ddp/hook_state.h"

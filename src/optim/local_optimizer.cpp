@@ -94,7 +94,12 @@ LocalOptimizer::LocalOptimizer(const rpc::Session& session, autograd::StepId id,
   turns_ = std::make_unique<StepTurns>(tensors);
 }
 
-LocalOptimizer::~LocalOptimizer() { optimizers_here().lock()->erase(key_); }
+// A later session may have its address, and an optimizer of this number.
+LocalOptimizer::~LocalOptimizer() {
+  auto all = optimizers_here().lock();
+  const auto found = all->find(key_);
+  if (found != all->end() && found->second.expired()) all->erase(found);
+}
 
 void LocalOptimizer::take_rules(const RuleList& rules) {
   if (!rules.rules.empty() && rules.version > rules_.version) rules_ = rules;

@@ -172,6 +172,9 @@ std::vector<Calls::Side> Calls::parts(const Log& log, const Entry& pass) const {
       found.push_back({&other, &entry});
     }
   }
+  const auto rank_of = [](const Side& side) { return side.log->group_of(*side.entry)->rank; };
+  std::stable_sort(found.begin(), found.end(),
+                   [&](const Side& a, const Side& b) { return rank_of(a) < rank_of(b); });
   return found;
 }
 

@@ -22,7 +22,7 @@ class Calls {
   };
   // What the other worker has of that call; no entry: nothing. No log: there is none of it.
   Side other(const Log& log, const Entry& entry) const;
-  // Of a backward pass: the parts that other workers have in it.
+  // Of a backward pass: the parts that other workers have in it, by rank.
   std::vector<Side> parts(const Log& log, const Entry& pass) const;
   // Of such a part: whether the pass is under way at its root.
   bool has_root(const Log& log, const Entry& part) const;

@@ -249,16 +249,19 @@ TEST(AutogradTest, ContextsGoEverywhere) {  // test_context_cleanup_*
   });
 }
 
+enum class How { kSync, kAsync, kRemote };
+
 TEST(AutogradTest, Simple) {  // test_backward_simple, ..._self
   run_root(2, [](Session& session) {
     const auto t1 = random_leaf();
     const auto t2 = random_leaf();
     for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
       for (const int to : {0, 1}) {
-        for (const bool sync : {true, false}) {
+        for (const How how : {How::kSync, How::kAsync, How::kRemote}) {
           const Context context(session);
-          const auto sum =
-              sync ? session.rpc_sync<add>(to, t1, t2) : session.rpc_async<add>(to, t1, t2).wait();
+          const auto sum = how == How::kSync    ? session.rpc_sync<add>(to, t1, t2)
+                           : how == How::kAsync ? session.rpc_async<add>(to, t1, t2).wait()
+                                                : session.remote<add>(to, t1, t2).to_here();
           context.backward({sum.sum()}, {.mode = mode});
           expect_as_local(context, (t1 + t2).sum(), {t1, t2});
         }
@@ -368,7 +371,7 @@ TEST(AutogradTest, PassesAddUp) {  // test_backward_accumulate_grads, test_multi
     const auto t2 = random_leaf();
     const Context context(session);
     const auto loss = session.rpc_sync<add>("worker1", t1, t2).sum();
-    constexpr int kPasses = 200;
+    constexpr int kPasses = 1000;
     for (int i = 0; i < kPasses; ++i) context.backward({loss}, {.retain_graph = true});
     context.backward({loss});
     expect_close(context.gradients().at(t1), torch::full({3, 3}, kPasses + 1.0));

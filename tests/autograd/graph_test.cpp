@@ -1,4 +1,5 @@
 // One worker's part of a graph across workers, without a session: lineages, plans, gates, order.
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
@@ -19,6 +20,7 @@ namespace ag = torch::autograd;
 using convoy::test::expect_error;
 
 constexpr WorkerId kHere = 7;
+constexpr std::uint64_t kOtherThread = 1'000'000;
 
 ag::Edge edge_of(const at::Tensor& tensor) { return ag::impl::gradient_edge(tensor); }
 
@@ -234,7 +236,7 @@ TEST(AutogradGraphTest, GatesInTheOrderOfTheProgram) {
   }
   const auto loss = x * 1;
   walk.follow({edge_of(loss)});
-  order.number(walk);
+  order.number(walk, FrameOrder::Others::kNone);
 
   // Only in one order do these add up to this: 1 + 2^-24 is 1.
   const float tiny = 1.0F / (1 << 24);
@@ -253,39 +255,117 @@ TEST(AutogradGraphTest, GatesInTheOrderOfTheProgram) {
   // Numbers stay, whatever comes later.
   const std::uint64_t before = order.number_of(*walk.sends().at(2).sent);
   order.add(mark_here(place, 9));
-  order.number(walk);
+  order.number(walk, FrameOrder::Others::kNone);
   EXPECT_EQ(order.number_of(*walk.sends().at(2).sent), before);
+}
+
+std::shared_ptr<SentMessage> reply_of(const std::shared_ptr<FramePlace>& place,
+                                      std::uint32_t element) {
+  const auto sent = std::make_shared<SentMessage>();
+  sent->place = place;
+  sent->element = element;
+  sent->reply = true;
+  return sent;
 }
 
 // Handlers go on while passes run: many calls come between others that have their numbers.
 TEST(AutogradGraphTest, RoomForCallsInBetween) {
   const auto place = std::make_shared<FramePlace>(std::vector<std::uint32_t>{});
-  const auto message = [&](std::uint32_t element) {
-    const auto sent = std::make_shared<SentMessage>();
-    sent->place = place;
-    sent->element = element;
-    sent->reply = true;
-    return sent;
-  };
   FrameOrder order;
   std::uint64_t sequence_nr = 1;
   const auto add = [&](std::uint32_t element) {
     order.add({place, element, 1, ++sequence_nr});
-    return message(element);
+    return reply_of(place, element);
   };
   const auto first = add(2), last = add(1'000'000);
-  order.number(Walk());
+  order.number(Walk(), FrameOrder::Others::kRun);
+  const std::uint64_t before = order.number_of(*first);
   std::vector<std::shared_ptr<SentMessage>> all{first};
   for (std::uint32_t i = 3; i < 1000; ++i) all.push_back(add(i));  // at once
-  order.number(Walk());
-  for (std::uint32_t i = 1000; i < 1500; ++i) {  // one after the other
+  order.number(Walk(), FrameOrder::Others::kRun);
+  for (std::uint32_t i = 1000; i < 3000; ++i) {  // one after the other
     all.push_back(add(i));
-    order.number(Walk());
+    order.number(Walk(), FrameOrder::Others::kRun);
+  }
+  EXPECT_EQ(order.number_of(*first), before);
+  // When no pass has numbers, there is always room.
+  for (std::uint32_t i = 3000; i < 6000; ++i) {
+    all.push_back(add(i));
+    order.number(Walk(), FrameOrder::Others::kNone);
   }
   all.push_back(last);
   for (std::size_t i = 1; i < all.size(); ++i) {
     ASSERT_LT(order.number_of(*all[i - 1]), order.number_of(*all[i])) << i;
   }
+  expect_error(ErrorKind::kUnsupported, "other passes run", [&] {
+    for (std::uint32_t i = 6000; i < 20'000; ++i) {
+      add(i);
+      order.number(Walk(), FrameOrder::Others::kRun);
+    }
+  });
+}
+
+// Calls in calls, and a pass in each: all that is new lies between two that have numbers.
+TEST(AutogradGraphTest, RoomForCallsInCalls) {
+  FrameOrder order;
+  at::Tensor t = torch::rand({2}, torch::requires_grad());
+  std::vector<std::shared_ptr<FramePlace>> places;
+  std::vector<at::Tensor> made;
+  const auto make_more = [&](const std::shared_ptr<FramePlace>& place, std::uint32_t element) {
+    order.add(mark_here(place, element));
+    made.push_back(t = t * 1.5);
+    Walk walk;
+    walk.follow({edge_of(t)});
+    order.number(walk, FrameOrder::Others::kNone);
+  };
+  std::vector<std::uint32_t> path;
+  for (std::size_t depth = 0; depth < FramePlace::kMostDepth; ++depth) {
+    places.push_back(std::make_shared<FramePlace>(path));
+    // What comes behind its call has a number before the call does anything.
+    order.add({places.back(), 3, kOtherThread, 1});
+    make_more(places.back(), FramePlace::kFirst);
+    path.push_back(2);
+  }
+  for (std::size_t depth = places.size(); depth-- > 0;) make_more(places[depth], 3);
+  std::uint64_t last = 0;
+  const auto expect_behind = [&](std::uint64_t number) {
+    EXPECT_GT(number, last);
+    last = number;
+  };
+  for (std::size_t depth = 0; depth < places.size(); ++depth) {
+    expect_behind(order.number_of(*reply_of(places[depth], FramePlace::kFirst)));
+    expect_behind(made[depth].grad_fn()->sequence_nr());
+  }
+  for (std::size_t i = places.size(); i < made.size(); ++i) {
+    expect_behind(order.number_of(*reply_of(places[made.size() - 1 - i], 3)));
+    expect_behind(made[i].grad_fn()->sequence_nr());
+  }
+}
+
+// What a place has made lies before the calls behind it, however much that is.
+TEST(AutogradGraphTest, PlacesWithManyNodes) {
+  const auto place = std::make_shared<FramePlace>(std::vector<std::uint32_t>{});
+  const auto called = std::make_shared<FramePlace>(std::vector<std::uint32_t>{2});
+  FrameOrder order;
+  order.add({place, FramePlace::kFirst, at::RecordFunction::currentThreadId(), 1});
+  order.add({place, 3, kOtherThread, 1});
+  // Nodes, as if this thread had made so many before them.
+  const auto number = [&](std::uint64_t sequence_nr) {
+    const auto y = torch::rand({2}, torch::requires_grad()) * 2;
+    y.grad_fn()->set_sequence_nr(sequence_nr);
+    Walk walk;
+    walk.follow({edge_of(y)});
+    order.number(walk, FrameOrder::Others::kRun);
+    return y.grad_fn()->sequence_nr();
+  };
+  const std::uint64_t last = number(std::uint64_t{1} << 38);
+  order.add({called, FramePlace::kFirst, kOtherThread, 2});
+  EXPECT_LT(number(2), last);
+  EXPECT_GT(order.number_of(*reply_of(called, FramePlace::kFirst)), last);
+  EXPECT_GT(order.number_of(*reply_of(place, 3)),
+            order.number_of(*reply_of(called, FramePlace::kFirst)));
+  expect_error(ErrorKind::kUnsupported, "too many operations",
+               [&] { number((std::uint64_t{1} << 40) - 1); });
 }
 
 TEST(AutogradGraphTest, ProgramsWithoutAnOrder) {
@@ -303,11 +383,13 @@ TEST(AutogradGraphTest, ProgramsWithoutAnOrder) {
   sent->element = FramePlace::kReply;
   Walk walk;
   walk.follow_all(sent);
-  expect_error(ErrorKind::kUnsupported, "later call", [&] { order.number(walk); });
+  expect_error(ErrorKind::kUnsupported, "later call",
+               [&] { order.number(walk, FrameOrder::Others::kNone); });
   const auto deep = std::make_shared<FramePlace>(std::vector<std::uint32_t>{});
   deep->too_deep = true;
   order.add(mark_here(deep, FramePlace::kFirst));
-  expect_error(ErrorKind::kUnsupported, "nested too deep", [&] { order.number(walk); });
+  expect_error(ErrorKind::kUnsupported, "nested too deep",
+               [&] { order.number(walk, FrameOrder::Others::kNone); });
 }
 
 }  // namespace

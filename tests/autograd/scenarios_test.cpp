@@ -276,11 +276,12 @@ TEST(SmartTest, S09CycleWithDeadBranch) {
   });
 }
 
-TEST(SmartTest, S10FetchedTwice) {  // with a call instead of to_here
+TEST(SmartTest, S10FetchedTwice) {
   run_root(2, [](Session& session) {
     const Context context(session);
-    session.rpc_sync<fetch_weight>("worker1");
-    const auto loss = session.rpc_sync<fetch_weight>("worker1").sum();
+    const auto reference = session.remote<fetch_weight>("worker1");
+    const auto seen = reference.to_here();
+    const auto loss = reference.to_here().sum();
     expect_unanswered(context, loss, "worker1 waits for the gradient of its reply of");
     context.backward({loss});
     expect_close(session.rpc_sync<weight_gradient>("worker1"), torch::ones({3, 3}));

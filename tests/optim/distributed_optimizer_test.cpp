@@ -747,6 +747,76 @@ TEST(StepInBackwardTest, APassThatFails) {
   });
 }
 
+// A table whose rows were looked up, and which was used as a whole in another pass.
+TEST(StepInBackwardTest, SparseAndDenseGradients) {
+  run_root(2, [](Session& session) {
+    const std::vector<std::int64_t> sizes{3, 2};
+    for (const bool sparse_first : {true, false}) {
+      const auto table = session.remote<make_parameter>("worker1", sizes);
+      const DistributedOptimizer optimizer(session, {table}, Sgd{.lr = 1});
+      const Context context(session);
+      const auto rows = session.rpc_sync<rows_of>("worker1", table, torch::tensor({1})).sum();
+      const auto whole = session.rpc_sync<times>("worker1", table, torch::ones(sizes));
+      context.backward({sparse_first ? rows : whole});
+      context.backward({sparse_first ? whole : rows}, {.optimizers = {optimizer.in_backward()}});
+      expect_equal(table.to_here().detach(),
+                   torch::tensor({{-1.F, -1.F}, {-2.F, -2.F}, {-1.F, -1.F}}));
+    }
+  });
+}
+
+// It may have stepped, or not.
+TEST(StepInBackwardTest, OwnerKilledInAStep) {
+  RankGroup group(3, RankMode::kProcesses);
+  group.start([](Rank& r) {
+    Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+    if (r.id() == 0) {
+      const std::vector<std::int64_t> sizes{2};
+      const auto lost = session.remote<make_parameter>("worker1", sizes);
+      const auto kept = session.remote<make_parameter>("worker2", sizes);
+      const DistributedOptimizer optimizer(session, {lost, kept}, Sgd{.lr = 1});
+      std::optional<Context> context(std::in_place, session);
+      const auto loss = session.rpc_sync<times>("worker1", lost, torch::ones(sizes)) +
+                        session.rpc_sync<times>("worker2", kept, torch::ones(sizes));
+      session.rpc_sync<hold_turn>("worker1", lost);
+      std::thread passing([&, id = context->id()] {
+        try {
+          autograd::find(session, id).backward({loss}, {.optimizers = {optimizer.in_backward()}});
+          ADD_FAILURE() << "it did not fail";
+        } catch (const rpc::RemoteError& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+          EXPECT_EQ(error.worker(), "worker1") << error.what();
+          const std::string text = error.what();
+          EXPECT_NE(text.find("[stepped: worker2; not stepped: worker0; not known: worker1]"),
+                    std::string::npos)
+              << text;
+        }
+      });
+      while (!r.deadline().expired() && kept.to_here()[0].item<double>() == 0) {
+      }
+      r.mark("in the step");
+      passing.join();
+      EXPECT_TRUE(context->gradients().empty());
+      context.reset();
+      // With those who are left it goes on.
+      const DistributedOptimizer rest(session, {kept}, Sgd{.lr = 1});
+      const Context next(session);
+      next.backward({session.rpc_sync<times>("worker2", kept, torch::ones(sizes))},
+                    {.optimizers = {rest.in_backward()}});
+      expect_equal(kept.to_here().detach(), torch::full(sizes, -2.0));
+      r.mark("done");
+    } else {
+      r.wait_for("end");
+    }
+    session.shutdown({.graceful = false, .ignore_leaks = true});
+  });
+  group.wait_mark("in the step", 0);
+  group.kill(1, SIGKILL);
+  group.wait_mark("done", 0);
+  group.post("end");
+  group.join();
+}
+
 TEST(StepInBackwardTest, AStepThatFails) {
   run_root(2, [](Session& session) {
     const auto table = session.remote<make_parameter>("worker1", std::vector<std::int64_t>{6, 2});
