@@ -166,6 +166,21 @@ TEST(RpcDynamicHostileTest, EachKindThatLies) {
   expect_refused("Pair{bool, bool}", {1, 0, 0});
 }
 
+class OddMap final : public Held {
+ public:
+  OddMap() : Held(ValueType::parse("std::map<std::string, bool>")) {}
+  Value get() const override {
+    Value::List list;
+    list.push_back({std::string("key")});
+    return {std::move(list)};
+  }
+};
+
+TEST(RpcDynamicTest, AMapHasAValueForEachKey) {
+  convoy::test::expect_error(ErrorKind::kInvalidArgument, "std::map<std::string, bool>",
+                             [] { OddMap().pass({}, [](void*, const detail::Body&) {}, nullptr); });
+}
+
 // --- Types --------------------------------------------------------------------------------------
 
 TEST(RpcDynamicTest, TypesAsTheyAreWritten) {
