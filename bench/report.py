@@ -24,9 +24,12 @@ SECTIONS = [
      "could do at best: the same traffic without a library."),
     ("python", "torch.distributed from Python", "bench-python", "The same program on Gloo and on Convoy."),
     ("ddp", "DistributedDataParallel: a step", "bench-ddp", "Forward, backward and reduction of a model."),
-    ("rpc", "RPC", "bench-rpc", "Calls of a function in another process, with tensors."),
+    ("rpc", "RPC", "bench-rpc", "Calls of a function in another process, with tensors. Circles are limits: `endpoint` is "
+     "the layer below, `local` a call in the same process, `floor` their sum, `memcpy` and `two cores` are copies of the same bytes, "
+     "`alone` is the same call with nothing beside it."),
     ("autograd", "Gradients across processes", "bench-autograd", "A backward pass, and steps of an optimizer, over "
-     "several workers."),
+     "several workers. `apart` is backward and then the step, `calls_10` a context of 10 calls, `without` the same "
+     "without recording."),
     ("pipeline", "Models in stages", "bench-autograd", "One step of a pipeline of three workers. `ideal` is what its "
      "schedule takes if messages cost nothing."),
     ("endpoint", "Messages between processes", "bench-endpoint", "What RPC stands on."),
@@ -235,7 +238,7 @@ th, td {{ text-align: left; padding: 0.15rem 0.8rem 0.15rem 0; }}
 summary {{ cursor: pointer; margin: 0.5rem; }}
 </style></head><body>
 <h1>Convoy beside its peers</h1>
-<p>The sides of each benchmark run in turns, in the same minutes, on the same machine. Times are medians. Axes are
+<p>In each benchmark Convoy and its peers take turns on the same machine, within minutes. Times are medians. Axes are
 logarithmic: the same distance is the same factor. Point at a dot to read its value.</p>
 <table>{machine}</table>
 <ul>{contents}</ul>
