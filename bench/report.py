@@ -24,9 +24,10 @@ SECTIONS = [
      "could do at best: the same traffic without a library."),
     ("python", "torch.distributed from Python", "bench-python", "The same program on Gloo and on Convoy."),
     ("ddp", "DistributedDataParallel: a step", "bench-ddp", "Forward, backward and reduction of a model."),
-    ("rpc", "RPC", "bench-rpc", "Calls of a function in another process, with tensors. Circles are limits: `endpoint` is "
-     "the layer below, `local` a call in the same process, `floor` their sum, `memcpy` and `two cores` are copies of the same bytes, "
-     "`alone` is the same call with nothing beside it."),
+    ("rpc", "RPC", "bench-rpc", "Calls of a function in another process, with tensors. Circles are limits: "
+     "`endpoint` is a round trip of the layer below, `local` what libtorch needs for the tensors and the function, "
+     "`floor` both; `memcpy` and `two cores` are copies of the same bytes; `alone` is the same call with nothing "
+     "beside it."),
     ("autograd", "Gradients across processes", "bench-autograd", "A backward pass, and steps of an optimizer, over "
      "several workers. `apart` is backward and then the step, `calls_10` a context of 10 calls, `without` the same "
      "without recording."),
