@@ -350,6 +350,9 @@ class TorchRpcAgent(RpcAgent):
     def set_faults(self, failing: list[str], times: int, late: dict[str, float]) -> None:
         """For tests: messages of these types fail so often, or are served so many seconds late."""
 
+def torch_rpc_waits(waits: bool) -> None:
+    """The next call of torch.distributed.rpc on this thread is waited for at once."""
+
 def end_torch_rpc() -> None:
     """For the end of the interpreter: calls of torch.distributed.rpc end with an error."""
 

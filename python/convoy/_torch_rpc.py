@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, constants
+from torch.distributed.rpc.internal import RPCExecMode
 
 from convoy import _C
 from convoy._error import ArgumentError, Error
@@ -24,6 +25,7 @@ def init(store: dist.Store, name: str, rank: int, world_size: int | None, option
     threads = getattr(options, "num_worker_threads", constants.DEFAULT_NUM_WORKER_THREADS)
     if threads < 1:
         raise ArgumentError(f"init_rpc: num_worker_threads must be >= 1, got {threads}")
+    _wait_in_sync_calls()
     agent = _C.TorchRpcAgent(store, name, rank, world_size, options.rpc_timeout, threads)
     try:
         api._init_rpc_states(agent)
@@ -35,10 +37,32 @@ def init(store: dist.Store, name: str, rank: int, world_size: int | None, option
     return agent
 
 
+_torchs: dict[str, Any] = {}  # what was replaced
+
+
+def _wait_in_sync_calls() -> None:
+    """Calls of rpc_sync take their answer on the thread that waits for it, with no other thread in between.
+
+    torch tells its agents nothing of who waits; the function that all calls go through knows it.
+    """
+    if "invoke" not in _torchs:
+        _torchs["invoke"] = api._invoke_rpc
+        setattr(api, "_invoke_rpc", _invoke_rpc)
+
+
+def _invoke_rpc(to: Any, func: Any, rpc_type: RPCExecMode, *arguments: Any, **named: Any) -> Any:
+    if rpc_type is not RPCExecMode.SYNC:
+        return _torchs["invoke"](to, func, rpc_type, *arguments, **named)
+    _C.torch_rpc_waits(True)
+    try:
+        return _torchs["invoke"](to, func, rpc_type, *arguments, **named)
+    finally:
+        _C.torch_rpc_waits(False)
+
+
 # --- SMART backward ---------------------------------------------------------------------------------------------------
 
 _smart_timeout = 0.0  # of passes, in seconds; 0: never
-_torchs: dict[str, Any] = {}  # what was replaced
 
 
 def use_smart_backward(*, timeout: float = 1800) -> None:
@@ -53,9 +77,10 @@ def use_smart_backward(*, timeout: float = 1800) -> None:
     if not timeout >= 0:
         raise ArgumentError(f"use_smart_backward: timeout must be >= 0 s, got {timeout}")
     _smart_timeout = timeout
-    if _torchs:
+    if "backward" in _torchs:
         return
-    _torchs.update(backward=dist_autograd.backward, rref=PyRRef.backward, info=dist_autograd._get_debug_info)
+    _torchs.update(backward=dist_autograd.backward, info=dist_autograd._get_debug_info)
+    _torchs["rref"] = getattr(PyRRef, "backward")  # torch's stub does not have it
     setattr(dist_autograd, "backward", _backward)
     setattr(dist_autograd, "_get_debug_info", _get_debug_info)
     setattr(PyRRef, "backward", _rref_backward)

@@ -18,6 +18,7 @@ import asyncio
 import atexit
 import dataclasses
 import inspect
+import os
 import threading
 import types
 import typing
@@ -33,9 +34,9 @@ from convoy._C import RpcFuture as Future, RpcReference as RRef
 from convoy._error import ArgumentError, RemoteError
 from convoy._torch_rpc import use_smart_backward
 
-__all__ = ["Context", "ConvoyRpcBackendOptions", "DistributedOptimizer", "Future", "RRef", "RemoteError", "Session", "WorkerInfo", "caller",
-           "current_session", "float32", "function", "int16", "int32", "int8", "struct", "uint16", "uint32", "uint64",
-           "uint8", "use_smart_backward"]
+__all__ = ["Context", "ConvoyRpcBackendOptions", "DistributedOptimizer", "Future", "RRef", "RemoteError", "Session",
+           "WorkerInfo", "caller", "current_session", "float32", "function", "int16", "int32", "int8", "struct",
+           "uint16", "uint32", "uint64", "uint8", "use_smart_backward"]
 
 Any_ = TypeVar("Any_")
 
@@ -175,17 +176,33 @@ def caller() -> WorkerInfo:
 
 
 _loop: asyncio.AbstractEventLoop | None = None
+_loop_thread: threading.Thread | None = None
 _loop_lock = threading.Lock()
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any], end: Callable[[Callable[[], Any]], None]) -> None:
     """Runs it on the event loop of functions that are called; end(get) when it has ended."""
-    global _loop
+    global _loop, _loop_thread
     with _loop_lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="convoy-rpc-loop", daemon=True).start()
+            _loop_thread = threading.Thread(target=_loop.run_forever, name="convoy-rpc-loop", daemon=True)
+            _loop_thread.start()
     asyncio.run_coroutine_threadsafe(coroutine, _loop).add_done_callback(lambda future: end(future.result))
+
+
+def _forget_loop() -> None:
+    """In a forked child, which does not have the thread."""
+    global _loop, _loop_thread, _loop_lock
+    _loop, _loop_thread, _loop_lock = None, None, threading.Lock()
+
+
+def _end() -> None:
+    """At the end of the interpreter: calls that are under way end while it can still hear of it."""
+    _C.end_rpc()
+    if _loop is not None and _loop_thread is not None:
+        _loop.call_soon_threadsafe(_loop.stop)
+        _loop_thread.join(10)
 
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------
@@ -342,5 +359,5 @@ def _await(self: Future) -> Generator[Any, None, Any]:
 setattr(Future, "__await__", _await)
 # So that hints can say RRef[torch.Tensor].
 setattr(RRef, "__class_getitem__", classmethod(types.GenericAlias))
-# Calls that are under way end while the interpreter can still hear of it.
-atexit.register(_C.end_rpc)
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget_loop)

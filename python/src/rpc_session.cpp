@@ -4,6 +4,7 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -36,13 +37,16 @@ Sessions& sessions() {
 }
 
 // Callbacks of futures: Python code, which may take its time.
-WorkPool& callbacks() {
-  static const std::shared_ptr<WorkPool>* const pool = [] {
-    auto* const made = new std::shared_ptr<WorkPool>(WorkPool::make(16));
-    (*made)->start();
-    return made;
-  }();
-  return **pool;
+std::shared_ptr<WorkPool> callbacks() {
+  static auto* const mutex = new std::mutex;
+  static auto* const pools = new std::vector<std::shared_ptr<WorkPool>>;
+  const std::lock_guard lock(*mutex);
+  // A forked child has none of the threads, and may have sessions of its own.
+  if (pools->empty() || !pools->back()->is_at_home()) {
+    pools->push_back(WorkPool::make(16));
+    pools->back()->start();
+  }
+  return pools->back();
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -84,6 +88,11 @@ std::shared_ptr<PythonSession> PythonSession::of(const rpc::Session& session) {
   }
   return found;
 }
+
+PythonSession::PythonSession(rpc::Session session)
+    : home_(::getpid()), session_(std::move(session)) {}
+
+bool PythonSession::is_at_home() const { return ::getpid() == home_; }
 
 std::shared_ptr<const PythonSession::Table> PythonSession::ask(std::uint32_t worker) {
   Table table;
@@ -226,7 +235,7 @@ void add_callback(const py::object& future, py::object function) {
   const auto result = future.cast<const PythonFuture&>().result;
   const py::gil_scoped_release unlocked;
   rpc::detail::when_done(*result, [kept] {
-    callbacks().submit([kept] {
+    callbacks()->submit([kept] {
       const py::gil_scoped_acquire gil;
       try {
         const auto both = py::reinterpret_borrow<py::tuple>(*kept);
@@ -476,7 +485,8 @@ void end_sessions() noexcept {
   {
     const std::lock_guard lock(sessions().mutex);
     for (const auto& [impl, session] : sessions().by_session) {
-      if (auto found = session.lock()) alive.push_back(std::move(found));
+      auto found = session.lock();
+      if (found && found->is_at_home()) alive.push_back(std::move(found));
     }
   }
   for (const auto& session : alive) {
@@ -489,7 +499,7 @@ void end_sessions() noexcept {
   // Functions that run have got errors for the calls that they wait for; some may take their time.
   const auto deadline = Deadline::after(std::chrono::seconds(10));
   PythonRun::end_all(deadline);
-  callbacks().stop(WorkPool::Queued::kDrop, deadline);
+  callbacks()->stop(WorkPool::Queued::kDrop, deadline);
 }
 
 void raise_remote_error(const rpc::RemoteError& error) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,12 +28,15 @@ class PythonSession : public std::enable_shared_from_this<PythonSession> {
   std::vector<rpc::dynamic::Callee> find(std::uint32_t worker, const std::string& name);
   std::vector<rpc::dynamic::Function> functions(std::uint32_t worker);
 
-  explicit PythonSession(rpc::Session session) : session_(std::move(session)) {}
+  explicit PythonSession(rpc::Session session);
+  // False in a forked child of the process that made it.
+  bool is_at_home() const;
 
  private:
   using Table = std::multimap<std::string, rpc::dynamic::Function>;
   std::shared_ptr<const Table> ask(std::uint32_t worker);
 
+  const pid_t home_;
   const rpc::Session session_;
   std::mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<const Table>> tables_;  // guarded by it

@@ -1,6 +1,7 @@
 #include "rpc_values.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <cstring>
@@ -251,6 +252,16 @@ struct Runs {
   std::condition_variable ended;
   int running = 0;
   bool ending = false;
+  pid_t process = ::getpid();
+
+  // A forked child has none of those that ran.
+  void come_home() {
+    const pid_t here = ::getpid();
+    if (process == here) return;
+    process = here;
+    running = 0;
+    ending = false;
+  }
 };
 // Never destroyed: threads of sessions may outlive main.
 Runs& runs() {
@@ -262,6 +273,7 @@ Runs& runs() {
 
 PythonRun::PythonRun() {
   const std::lock_guard lock(runs().mutex);
+  runs().come_home();
   if (runs().ending) throw Error(ErrorKind::kCancelled, "the Python interpreter there is ending");
   ++runs().running;
 }
@@ -273,6 +285,7 @@ PythonRun::~PythonRun() {
 
 bool PythonRun::end_all(const Deadline& deadline) {
   std::unique_lock lock(runs().mutex);
+  runs().come_home();
   runs().ending = true;
   return runs().ended.wait_until(lock, deadline.when(), [] { return runs().running == 0; });
 }

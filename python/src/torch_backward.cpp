@@ -296,14 +296,18 @@ class TorchBackward::Root final : public std::enable_shared_from_this<Root> {
         asked.emplace(worker, session_.to(worker, {.timeout = part_->deadline()})
                                   .rpc_async<torch_pass_expand>(head_, ports));
       }
+      std::optional<std::pair<int, TorchPassResult>> bad;
       for (const auto& [worker, answer] : asked) {
         try {
-          add(answer.wait());
+          // After a failure, too: whoever is asked hears of the end of the pass afterwards.
+          add(answer.wait(bad ? Deadline::after(kMostAbortTime) : Deadline::never()));
         } catch (...) {
-          failed(worker, describe_failure(std::current_exception()));
-          throw;
+          if (!bad) bad.emplace(worker, describe_failure(std::current_exception()));
         }
       }
+      if (!bad) continue;
+      failed(bad->first, bad->second);
+      throw Error(ErrorKind::kCancelled, "autograd: the backward pass has failed");
     }
   }
 

@@ -101,7 +101,11 @@ std::shared_ptr<TorchRpcAgent> TorchRpcAgent::make(const c10::intrusive_ptr<c10d
                                                   made.timeout, std::chrono::seconds(30));
   // They only hand over to the agent's own threads.
   made.threads = 2;
-  const std::shared_ptr<TorchRpcAgent> agent(new TorchRpcAgent(rpc::Session(made), options));
+  // A forked child leaves its copy alone: torch's part of it would wait for a thread.
+  const std::shared_ptr<TorchRpcAgent> agent(new TorchRpcAgent(rpc::Session(made), options),
+                                             [](TorchRpcAgent* ended) {
+                                               if (ended->is_at_home()) delete ended;
+                                             });
   {
     const std::lock_guard lock(agents().mutex);
     agents().by_session.emplace(agent->session_.impl().get(), agent);
@@ -189,6 +193,29 @@ struct TorchRpcAgent::Sent {
   WorkPool::Waiting waiting;
 };
 
+namespace {
+
+thread_local bool next_waits_at_once = false;
+
+}  // namespace
+
+void TorchRpcAgent::set_waits_at_once(bool waits) { next_waits_at_once = waits; }
+
+// Torch says that send() must not block; whoever calls it for these blocks next. A thread that has
+// the interpreter's lock never waits here.
+bool TorchRpcAgent::waits_at_once(const Message& message) {
+  const bool told = std::exchange(next_waits_at_once, false);
+  const bool fetches = message.type() == MessageType::SCRIPT_RREF_FETCH_CALL ||
+                       message.type() == MessageType::PYTHON_RREF_FETCH_CALL;
+  return (told || fetches) && PyGILState_Check() == 0;
+}
+
+void TorchRpcAgent::require_home() const {
+  if (is_at_home()) return;
+  throw Error(ErrorKind::kUnsupported,
+              "torch.distributed.rpc: this is a forked child of the process that called init_rpc");
+}
+
 c10::intrusive_ptr<TorchRpcAgent::JitFuture> TorchRpcAgent::send(
     const WorkerInfo& to, c10::intrusive_ptr<Message> message, float seconds,
     const torch_rpc::DeviceMap& device_map) {
@@ -197,6 +224,8 @@ c10::intrusive_ptr<TorchRpcAgent::JitFuture> TorchRpcAgent::send(
               " tried to send() a message of type ", message->type(),
               " but RPC is no longer running on this node.");
   TORCH_CHECK(device_map.empty(), "Convoy's RPC carries CPU tensors: there are no device maps");
+  require_home();
+  const bool waits = waits_at_once(*message);
   Sent sent;
   sent.future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
   sent.timeout = timeout_of(seconds);
@@ -211,25 +240,48 @@ c10::intrusive_ptr<TorchRpcAgent::JitFuture> TorchRpcAgent::send(
     ++activity_.open;
     ++activity_.total;
   });
-  const auto end = [self = shared_from_this(), sent](const rpc::Future<TorchReply>& answer) {
+  if (waits) {
+    send_and_wait(sent, to, *message);
+  } else {
+    send_later(sent, to, *message);
+  }
+  return sent.future;
+}
+
+// Torch's layers tell profilers of the call; the session's own event would be one more. Torch's
+// rule: arguments stay as they are until the call has ended.
+void TorchRpcAgent::send_and_wait(const Sent& sent, const WorkerInfo& to, const Message& message) {
+  try {
+    TorchReply reply = [&] {
+      const at::DisableRecordFunctionGuard quiet;
+      return session_
+          .to(static_cast<int>(to.id_), rpc::CallOptions{.timeout = sent.timeout, .stays = true})
+          .rpc_sync<torch_rpc_message>(static_cast<std::int32_t>(message.type()), message.id(),
+                                       message.payload(), message.tensors());
+    }();
+    end(sent, std::move(reply));
+  } catch (...) {
+    end(sent, std::current_exception());
+  }
+}
+
+void TorchRpcAgent::send_later(const Sent& sent, const WorkerInfo& to, const Message& message) {
+  const auto ended = [self = shared_from_this(), sent](const rpc::Future<TorchReply>& answer) {
     self->completions_->submit([self, sent, answer] { self->complete(sent, answer); });
   };
   try {
-    // Torch's layers tell profilers of the call; the session's own event would be one more.
     const at::DisableRecordFunctionGuard quiet;
-    // Torch's rule: arguments stay as they are until the call has ended.
-    const rpc::CallOptions options{.timeout = sent.timeout, .stays = true};
-    static_cast<void>(session_.to(static_cast<int>(to.id_), options)
-                          .rpc_async<torch_rpc_message>(static_cast<std::int32_t>(message->type()),
-                                                        message->id(), message->payload(),
-                                                        message->tensors())
-                          .then(end));
+    static_cast<void>(
+        session_
+            .to(static_cast<int>(to.id_), rpc::CallOptions{.timeout = sent.timeout, .stays = true})
+            .rpc_async<torch_rpc_message>(static_cast<std::int32_t>(message.type()), message.id(),
+                                          message.payload(), message.tensors())
+            .then(ended));
   } catch (...) {
     rpc::Promise<TorchReply> promise;
     promise.set_error(std::current_exception());
-    end(promise.future());
+    ended(promise.future());
   }
-  return sent.future;
 }
 
 namespace {
@@ -253,24 +305,26 @@ std::string describe(const std::exception_ptr& error, std::chrono::milliseconds 
 // On a thread of completions_: callbacks of the future may take their time.
 void TorchRpcAgent::complete(const Sent& sent, const rpc::Future<TorchReply>& answer) {
   clean_thread();
+  if (const auto error = answer.error()) {
+    end(sent, error);
+  } else {
+    end(sent, TorchReply(answer.result()));
+  }
+}
+
+void TorchRpcAgent::end(const Sent& sent, TorchReply&& reply) {
   sent.waiting.ended();
   change([&] { --activity_.client; });
+  auto& [type, payload, tensors] = reply;
   try {
-    if (const auto error = answer.error()) {
+    if (static_cast<MessageType>(type) == MessageType::EXCEPTION) {
       sent.future->setError(
-          std::make_exception_ptr(std::runtime_error(describe(error, sent.timeout))));
+          std::make_exception_ptr(std::runtime_error(std::string(payload.begin(), payload.end()))));
     } else {
-      const auto& [type, payload, tensors] = answer.result();
-      auto message =
-          c10::make_intrusive<Message>(std::vector<char>(payload), std::vector<at::Tensor>(tensors),
-                                       static_cast<MessageType>(type), sent.id);
-      if (message->type() == MessageType::EXCEPTION) {
-        sent.future->setError(std::make_exception_ptr(
-            std::runtime_error(std::string(payload.begin(), payload.end()))));
-      } else {
-        auto storages = message->getStorages();
-        sent.future->markCompleted(c10::IValue(std::move(message)), std::move(storages));
-      }
+      auto message = c10::make_intrusive<Message>(std::move(payload), std::move(tensors),
+                                                  static_cast<MessageType>(type), sent.id);
+      auto storages = message->getStorages();
+      sent.future->markCompleted(c10::IValue(std::move(message)), std::move(storages));
     }
   } catch (const std::exception& error) {  // of a callback
     TORCH_WARN("torch.distributed.rpc: a callback threw ", error.what());
@@ -278,10 +332,22 @@ void TorchRpcAgent::complete(const Sent& sent, const rpc::Future<TorchReply>& an
   change([&] { --activity_.open; });
 }
 
+void TorchRpcAgent::end(const Sent& sent, const std::exception_ptr& error) {
+  sent.waiting.ended();
+  change([&] { --activity_.client; });
+  try {
+    sent.future->setError(
+        std::make_exception_ptr(std::runtime_error(describe(error, sent.timeout))));
+  } catch (const std::exception& thrown) {  // by a callback
+    TORCH_WARN("torch.distributed.rpc: a callback threw ", thrown.what());
+  }
+  change([&] { --activity_.open; });
+}
+
 // --- The other side -----------------------------------------------------------------------------
 
 rpc::Future<TorchReply> TorchRpcAgent::serve(c10::intrusive_ptr<Message> request) {
-  if (!faults_) {
+  if (!faults_ && rpcAgentRunning_.load()) {
     if (const auto answer = answer_small_operator(*this, *request)) {
       change([&] { ++activity_.total; });
       rpc::Promise<TorchReply> answered;
@@ -333,6 +399,7 @@ void TorchRpcAgent::run(const c10::intrusive_ptr<Message>& request,
 // Until no worker has calls under way: all of them call it. Calls may still be on their way between
 // two workers that have none, so all must have been idle twice, with nothing in between.
 void TorchRpcAgent::settle(const Deadline& deadline) {
+  require_home();
   std::uint64_t before = UINT64_MAX;
   while (true) {
     std::uint64_t mine = 0;
@@ -410,6 +477,7 @@ void end_torch_rpc() noexcept {
     }
   }
   for (const auto& agent : alive) {
+    if (!agent->is_at_home()) continue;
     try {
       agent->shutdown();
     } catch (const std::exception& error) {
@@ -434,7 +502,11 @@ void bind_torch_rpc(pybind11::module_& module) {
       .def("join", &Agent::join, py::arg("shutdown") = false, py::arg("timeout") = 0, unlocked)
       .def("sync", &Agent::sync, unlocked)
       .def(
-          "shutdown", [](Agent& self) { self.shutdown(); }, unlocked)
+          "shutdown",
+          [](Agent& self) {
+            if (self.is_at_home()) self.shutdown();
+          },
+          unlocked)
       .def("get_worker_info",
            [](const Agent& self) {
              return static_cast<const torch_rpc::RpcAgent&>(self).getWorkerInfo();
@@ -460,6 +532,7 @@ void bind_torch_rpc(pybind11::module_& module) {
             self.set_faults(std::make_unique<TorchRpcFaults>(failing, times, late));
           },
           py::arg("failing"), py::arg("times"), py::arg("late"));
+  module.def("torch_rpc_waits", &Agent::set_waits_at_once, py::arg("waits"));
   module.def("end_torch_rpc", &end_torch_rpc, unlocked);
 }
 

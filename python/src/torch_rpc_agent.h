@@ -36,7 +36,8 @@ using TorchReply = std::tuple<std::int32_t, std::vector<char>, std::vector<at::T
 //
 // Threads: handlers of requests run on one pool, completions of futures on another, so that neither
 // waits for the other; both grow while their tasks wait for calls (WorkPool). The session's own
-// threads only hand over.
+// threads only hand over, and run small operators. A call that is waited for at once is ended by
+// the thread that makes it. A forked child takes no part: calls there are errors.
 class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
                             public std::enable_shared_from_this<TorchRpcAgent> {
  public:
@@ -78,6 +79,10 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   // A request of another worker.
   rpc::Future<TorchReply> serve(c10::intrusive_ptr<Message> request);
   TorchBackward& backward_passes() const { return *backward_; }
+  // The next call of this thread is waited for at once: send() returns when it has ended.
+  static void set_waits_at_once(bool waits);
+  // False in a forked child of the process that made it.
+  bool is_at_home() const { return handlers_->is_at_home(); }
   // Before anything goes.
   void set_faults(std::unique_ptr<TorchRpcFaults> faults) { faults_ = std::move(faults); }
 
@@ -90,7 +95,13 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   std::chrono::milliseconds timeout_of(float seconds) const;
   void run(const c10::intrusive_ptr<Message>& request,
            const std::shared_ptr<rpc::Promise<TorchReply>>& promise);
+  static bool waits_at_once(const Message& message);
+  void require_home() const;
+  void send_and_wait(const Sent& sent, const WorkerInfo& to, const Message& message);
+  void send_later(const Sent& sent, const WorkerInfo& to, const Message& message);
   void complete(const Sent& sent, const rpc::Future<TorchReply>& answer);
+  void end(const Sent& sent, TorchReply&& reply);
+  void end(const Sent& sent, const std::exception_ptr& error);
   void settle(const Deadline& deadline);
   void change(const std::function<void()>& how);
 

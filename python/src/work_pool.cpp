@@ -1,5 +1,7 @@
 #include "work_pool.h"
 
+#include <unistd.h>
+
 #include <thread>
 #include <utility>
 
@@ -9,6 +11,9 @@ namespace convoy::python {
 struct WorkPool::Task {
   int calls = 0;  // under way
   bool over = false;
+  bool passed_over = false;  // it takes long
+
+  bool counts() const { return calls == 0 && !over && !passed_over; }
 };
 
 struct WorkPool::Waiting::State {
@@ -31,6 +36,11 @@ std::shared_ptr<WorkPool> WorkPool::make(int size, std::chrono::milliseconds sta
   return std::shared_ptr<WorkPool>(new WorkPool(size, stall));
 }
 
+WorkPool::WorkPool(int size, std::chrono::milliseconds stall)
+    : home_(::getpid()), size_(size), stall_(stall) {}
+
+bool WorkPool::is_at_home() const { return ::getpid() == home_; }
+
 void WorkPool::start() {
   Lock lock(mutex_);
   started_ = true;
@@ -50,7 +60,7 @@ void WorkPool::submit(Work work) {
 // As many threads as may run something. May let go of the lock.
 void WorkPool::dispatch(Lock& lock) {
   if (!started_ || queue_.empty()) return;
-  if (running_ < size_ + extra_) {
+  if (running_ < size_) {
     if (idle_ > 0) {
       lock.unlock();  // so that whoever wakes up finds it free
       work_came_.notify_one();
@@ -73,21 +83,20 @@ void WorkPool::dispatch(Lock& lock) {
 void WorkPool::work() {
   Lock lock(mutex_);
   while (true) {
-    work_came_.wait(lock,
-                    [&] { return stopping_ || (!queue_.empty() && running_ < size_ + extra_); });
+    work_came_.wait(lock, [&] { return stopping_ || (!queue_.empty() && running_ < size_); });
     --idle_;
     if (queue_.empty()) break;
     run(lock);
-    if (extra_ > 0) --extra_;  // something goes on again
     ++idle_;
     // The first is this thread's.
-    if (queue_.size() > 1 && idle_ > 1 && running_ + 1 < size_ + extra_) work_came_.notify_one();
+    if (queue_.size() > 1 && idle_ > 1 && running_ + 1 < size_) work_came_.notify_one();
   }
   if (--threads_ == 0) ended_.notify_all();
 }
 
 void WorkPool::run(Lock& lock) {
-  auto task = std::make_shared<Task>();
+  const auto task = std::make_shared<Task>();
+  const auto place = tasks_.insert(tasks_.end(), task);
   ++running_;
   ++changes_;
   {
@@ -101,8 +110,9 @@ void WorkPool::run(Lock& lock) {
     here = {};
   }
   lock.lock();
+  if (task->counts()) --running_;
   task->over = true;
-  if (task->calls == 0) --running_;
+  tasks_.erase(place);
   ++changes_;
 }
 
@@ -117,14 +127,24 @@ void WorkPool::watch() {
     const std::uint64_t before = changes_;
     watch_.wait_for(lock, stall_, [&] { return stopping_; });
     if (stopping_ || queue_.empty() || changes_ != before) continue;
-    ++extra_;
+    pass_over_longest();
     dispatch(lock);
     if (!lock.owns_lock()) lock.lock();
   }
   if (--threads_ == 0) ended_.notify_all();
 }
 
+void WorkPool::pass_over_longest() {
+  for (const auto& task : tasks_) {
+    if (!task->counts()) continue;
+    task->passed_over = true;
+    --running_;
+    return;
+  }
+}
+
 bool WorkPool::stop(Queued queued, const Deadline& deadline) {
+  if (!is_at_home()) return true;
   std::deque<Work> dropped;
   Lock lock(mutex_);
   stopping_ = true;
@@ -152,14 +172,17 @@ WorkPool::Stats WorkPool::stats() const {
 
 void WorkPool::began_to_wait(Task& task) {
   Lock lock(mutex_);
-  if (task.calls++ != 0 || task.over) return;
+  const bool counted = task.counts();
+  ++task.calls;
+  if (!counted) return;
   --running_;
   dispatch(lock);
 }
 
 void WorkPool::waits_no_more(Task& task) {
   const Lock lock(mutex_);
-  if (--task.calls == 0 && !task.over) ++running_;
+  --task.calls;
+  if (task.counts()) ++running_;
 }
 
 WorkPool::Waiting::Waiting() {

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 
@@ -15,11 +18,12 @@ namespace convoy::python {
 
 // Runs work that may do anything, such as Python code that waits for calls. At most `size` tasks
 // run at once, but for those that wait: a task counts no more while a call that it has made is
-// under way (Waiting), and one more may run whenever none has begun or ended for a moment (`stall`)
-// while some are queued. So tasks that wait for other tasks never stop for good, whatever the size.
+// under way (Waiting). If none has begun or ended for a moment (`stall`) while some are queued, the
+// one that runs longest counts no more until it ends. So tasks that wait for other tasks never stop
+// for good, whatever the size, and a long one does not hold up the others.
 //
-// Threads are made when they are needed, belong to nobody, and keep the pool: stop() ends them.
-// Thread-safe.
+// Threads are made when they are needed, belong to nobody, and keep the pool: stop() ends them. A
+// forked child has none of them. Thread-safe.
 class WorkPool final : public std::enable_shared_from_this<WorkPool> {
  public:
   using Work = std::function<void()>;
@@ -36,6 +40,8 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
   // What is queued is dropped, or run first; threads end then. True: all of them have.
   enum class Queued { kDrop, kRun };
   bool stop(Queued queued, const Deadline& deadline);
+  // False in a forked child of the process that made it.
+  bool is_at_home() const;
 
   // A call of the task that runs on this thread, from when it is made until it has ended. Of none
   // elsewhere. Copies are of the same call.
@@ -58,15 +64,17 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
  private:
   struct Task;
 
-  WorkPool(int size, std::chrono::milliseconds stall) : size_(size), stall_(stall) {}
+  WorkPool(int size, std::chrono::milliseconds stall);
   using Lock = std::unique_lock<std::mutex>;
   void dispatch(Lock& lock);
   void work();
   void run(Lock& lock);
   void watch();
+  void pass_over_longest();
   void began_to_wait(Task& task);
   void waits_no_more(Task& task);
 
+  const pid_t home_;
   const int size_;
   const std::chrono::milliseconds stall_;
   mutable std::mutex mutex_;
@@ -77,13 +85,13 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
   std::deque<Work> queue_;
   bool started_ = false;
   bool stopping_ = false;
-  bool watching_ = false;      // there is a thread that looks whether anything goes on
-  bool watch_sleeps_ = false;  // it has nothing to look at
-  int extra_ = 0;              // may run besides `size`
-  int running_ = 0;            // tasks that do not wait
-  int idle_ = 0;               // threads
-  int threads_ = 0;            // with the one that watches
-  std::uint64_t changes_ = 0;  // tasks that began or ended
+  bool watching_ = false;                   // there is a thread that looks whether anything goes on
+  bool watch_sleeps_ = false;               // it has nothing to look at
+  std::list<std::shared_ptr<Task>> tasks_;  // that run, the oldest first
+  int running_ = 0;                         // of these, those that count
+  int idle_ = 0;                            // threads
+  int threads_ = 0;                         // with the one that watches
+  std::uint64_t changes_ = 0;               // tasks that began or ended
 };
 
 }  // namespace convoy::python

@@ -15,6 +15,7 @@ import torch
 import convoy
 import convoy.rpc
 import ranks
+from fork_test import in_child
 
 WORKER = ranks.BUILD / "bin" / "python_rpc_worker"
 
@@ -82,7 +83,14 @@ def make_model(size: int) -> Model:
 
 
 @convoy.rpc.function
-def read(reference: convoy.rpc.RRef[torch.Tensor]) -> torch.Tensor:
+def checkpointed(x: torch.Tensor) -> torch.Tensor:
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(lambda y: (y * y).sin(), x, use_reentrant=False)
+
+
+@convoy.rpc.function
+def read_plus_one(reference: convoy.rpc.RRef[torch.Tensor]) -> torch.Tensor:
     return reference.to_here() + 1
 
 
@@ -151,7 +159,7 @@ def call_references(path):
             assert torch.equal(model.rpc_sync("Model::forward", torch.full((3,), 5.0)), torch.full((3,), 5.0))
             assert "cannot be passed" in text_of("unsupported", model.to_here)
             mine = rpc.local_rref(torch.zeros(2))
-            assert torch.equal(rpc.rpc_sync("worker2", read, mine), torch.ones(2))
+            assert torch.equal(rpc.rpc_sync("worker2", read_plus_one, mine), torch.ones(2))
             assert torch.equal(mine.local_value(), torch.zeros(2)) and torch.equal(mine.to_here(), torch.zeros(2))
             broken = rpc.remote("worker1", fail_with, "made badly")
             assert "made badly" in text_of("remote error", broken.to_here)
@@ -163,6 +171,11 @@ def call_references(path):
                 context.backward(loss)
                 assert torch.equal(context.gradients()[x], torch.full((3,), 3.0))
                 assert x.grad is None
+                # What is checkpointed is computed again, in the backward pass of another worker.
+                z = torch.full((3,), 0.5, requires_grad=True)
+                context.backward(rpc.rpc_sync("worker1", checkpointed, z).sum())
+                wanted, = torch.autograd.grad((z * z).sin().sum(), z)
+                assert torch.allclose(context.gradients()[z], wanted)
                 weight = model.remote("Model::weight_of")
                 assert weight.type() == "at::Tensor"
                 optimizer = convoy.rpc.DistributedOptimizer(rpc, [weight], torch.optim.SGD, lr=0.5)
@@ -196,15 +209,68 @@ def call_cpp(path):
             x = torch.ones(3, requires_grad=True)
             context.backward([rpc.rpc_sync("cpp", "forward", weight, x).sum()])
             assert torch.equal(context.gradients()[x], torch.full((3,), 2.0))
-        del counter, weight
+            # From here to C++, back to Python, and the same way again.
+            y = torch.ones(3, requires_grad=True)
+            context.backward(rpc.rpc_sync("cpp", "scale_there", y, 5.0).sum())
+            assert torch.equal(context.gradients()[y], torch.full((3,), 5.0))
+        # References of both go to the other one.
+        mine = rpc.local_rref(torch.full((3,), 7.0))
+        assert torch.equal(rpc.rpc_sync("cpp", "fetch_plus_one", mine), torch.full((3,), 8.0))
+        assert torch.equal(rpc.rpc_sync("cpp", "read_there", weight).detach(), torch.full((3,), 3.0))
+        del counter, weight, mine
     return True
 
 
 def call_the_dying(path):
-    rpc = session(path, 2)
-    text = text_of("peer lost", lambda: rpc.rpc_sync("worker1", die)) if ranks.rank() == 0 else wait_for_end(rpc)
+    rpc = session(path, 2, timeout=0)
+    if ranks.rank() == 1:
+        wait_for_end(rpc)
+    model = rpc.remote("worker1", make_model, 2)
+    weight = model.remote("Model::weight_of")
+    weight.to_here()
+    pending = rpc.rpc_async("worker1", "wait_without_end")
+
+    async def wait_for_it():
+        return await rpc.rpc_async("worker1", "wait_without_end")
+
+    awaited = threading.Thread(target=lambda: texts.append(text_of("peer lost", lambda: asyncio.run(wait_for_it()))))
+    texts = []
+    awaited.start()
+    texts += [text_of("peer lost", call) for call in (
+        lambda: rpc.rpc_sync("worker1", die), pending.wait, weight.to_here,
+        lambda: model.rpc_sync("Model::forward", torch.ones(2)), lambda: rpc.rpc_async("worker1", bounce, 0).wait())]
+    awaited.join(ranks.LIMIT)
     rpc.shutdown(graceful=False)
-    return text
+    return texts
+
+
+@convoy.rpc.function
+def wait_without_end() -> None:
+    threading.Event().wait(ranks.LIMIT)
+
+
+def fork_and_go_on(path):
+    """A forked child takes no part in the session, may have its own, and ends as programs do."""
+    import atexit
+
+    with session(path, 2) as rpc:
+        other = f"worker{1 - ranks.rank()}"
+        called = threading.Event()
+        rpc.rpc_async(other, bounce, 0).add_done_callback(lambda _: called.set())
+        assert called.wait(ranks.LIMIT)
+        assert rpc.rpc_sync(other, bounce_later, 2, rpc.worker().name) == 2
+
+        def child():
+            wrong = [text for text in (text_of("unsupported", lambda: rpc.rpc_sync(other, scale, torch.ones(1), 1.0)),
+                                       text_of("unsupported", lambda: rpc.rpc_async(other, scale, torch.ones(1), 1.0)),
+                                       text_of("unsupported", lambda: rpc.remote(other, make_model, 1)))
+                     if "forked child" not in text]
+            atexit._run_exitfuncs()
+            return repr(wrong)
+
+        told = in_child(child)
+        assert torch.equal(rpc.rpc_sync(other, scale, torch.ones(2), 2.0), torch.full((2,), 2.0))
+    return told
 
 
 def wait_for_end(rpc):
@@ -223,11 +289,15 @@ def torch_message(path):
 
 
 LEAVING = """
-    import sys, time
+    import asyncio, sys, time
     import convoy.rpc
     @convoy.rpc.function
     def rest(seconds: float) -> float:
         time.sleep(seconds)
+        return seconds
+    @convoy.rpc.function
+    async def rest_later(seconds: float) -> float:
+        await asyncio.sleep(seconds)
         return seconds
     rank = int(sys.argv[1])
     rpc = convoy.rpc.Session(method="file://" + sys.argv[2], rank=rank, size=2)
@@ -235,6 +305,7 @@ LEAVING = """
     rpc.barrier()
     try:
         kept = [rpc.rpc_async(f"worker{1 - rank}", rest, 0.2) for _ in range(20)]
+        kept += [rpc.rpc_async(f"worker{1 - rank}", rest_later, 0.001 * i) for i in range(100)]
         for future in kept:
             future.add_done_callback(lambda future: [i for i in range(1000)])
     except convoy.Error:
@@ -266,8 +337,14 @@ class RpcTest(TestCase):
     def test_killed_worker_is_an_error_by_name(self):
         with ranks.folder() as path:
             results = ranks.run_all(call_the_dying, 2, path, backend=None)
-        self.assertIn("worker1", results[0])
+        self.assertEqual(len(results[0]), 6, results[0])
+        for text in results[0]:
+            self.assertIn("worker1", text)
         self.assertIsInstance(results[1], ranks.Died)
+
+    def test_a_forked_child_is_refused_and_the_workers_go_on(self):
+        with ranks.folder() as path:
+            self.assertEqual(ranks.run(fork_and_go_on, 2, path, backend=None), ["[]"] * 2)
 
     def test_messages_of_torch_are_refused(self):
         with ranks.folder() as path:

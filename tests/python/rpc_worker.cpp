@@ -71,6 +71,18 @@ at::Tensor forward(const convoy::RRef<at::Tensor>& weight, const at::Tensor& x) 
 }
 CONVOY_RPC(forward);
 
+// References to tensors of Python workers, and to one of ours that is read there.
+at::Tensor fetch_plus_one(const convoy::RRef<at::Tensor>& tensor) { return tensor.to_here() + 1; }
+CONVOY_RPC(fetch_plus_one);
+at::Tensor read_plus_one(const convoy::RRef<at::Tensor>&) {
+  throw std::logic_error("it is Python's");
+}
+at::Tensor read_there(const convoy::RRef<at::Tensor>& tensor) {
+  const auto call = convoy::rpc::current();
+  return call.session().rpc_sync<read_plus_one>(call.caller(), tensor);
+}
+CONVOY_RPC(read_there);
+
 int main(int argc, char** argv) {
   if (argc != 4) {
     std::cerr << "rpc_worker STORE RANK SIZE\n";

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from unittest import TestCase
 
@@ -14,6 +15,7 @@ import torch.distributed.rpc as rpc
 
 import convoy
 import ranks
+from fork_test import in_child
 
 
 def init(path, size, **options):
@@ -119,6 +121,181 @@ def refuse_options(path):
     texts.append(rpc.api._get_current_rpc_agent().get_metrics()["agent.thread_pool_size"])
     rpc.shutdown()
     return texts
+
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return "it returned"
+
+
+def twice(x):
+    return 2 * x
+
+
+def call_from_threads(path):
+    """Synchronous calls of operators, functions and references, of many threads, and inside of each other."""
+    init(path, 2, num_worker_threads=2)
+    other = f"worker{1 - ranks.rank()}"
+    made = rpc.remote(other, torch.add, args=(torch.ones(2), 1))
+    wrong = []
+
+    def call(number):
+        for i in range(30):
+            x = torch.full((2,), float(100 * number + i))
+            if not (torch.equal(rpc.rpc_sync(other, torch.add, args=(x, 1)), x + 1)
+                    and torch.equal(rpc.rpc_sync(other, twice, args=(x,)), 2 * x)
+                    and torch.equal(made.to_here(), torch.full((2,), 2.0))
+                    and rpc.rpc_sync(other, bounce, args=(3,)) == 3):
+                wrong.append((number, i))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(ranks.LIMIT)
+    alive = sum(thread.is_alive() for thread in threads)
+    del made
+    rpc.shutdown()
+    return wrong, alive
+
+
+def call_operators(path):
+    """Those that are answered where they arrive, and those that are not."""
+    init(path, 2)
+    try:
+        if ranks.rank() == 0:
+            check_operators()
+    finally:
+        rpc.shutdown()  # the other one waits for it
+    return True
+
+
+def check_operators():
+    x, big = torch.arange(6.0).reshape(2, 3), torch.arange(5000.0)
+    for function, arguments in ((torch.add, (x, 1)), (torch.add, (x, x)), (torch.mm, (x, x.t())), (torch.sum, (x,)),
+                                (torch.zeros, ((2, 3),)), (torch.sum, (x, (0,))), (torch.add, (big, big)),
+                                (torch.mul, (x, 10**6)), (torch.split, (x, 1))):
+        found, wanted = rpc.rpc_sync("worker1", function, args=arguments), function(*arguments)
+        if isinstance(wanted, torch.Tensor):
+            found, wanted = (found,), (wanted,)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), (function, found)
+    assert "mat1 and mat2" in error_of(lambda: rpc.rpc_sync("worker1", torch.mm, args=(x, x)))
+    # What changes its argument changes the copy.
+    assert torch.equal(rpc.rpc_sync("worker1", torch.relu_, args=(x - 1,)), torch.relu(x - 1))
+    with torch.no_grad():
+        assert rpc.rpc_sync("worker1", torch.add, args=(x, 1)).sum() == 21
+    # Operators that are not ATen's own.
+    with dist_autograd.context() as context:
+        y = torch.ones(2, requires_grad=True)
+        assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(y, 1)).detach(), torch.full((2,), 2.0))
+        assert rpc.rpc_sync("worker1", dist_autograd.get_gradients, args=(context,)) == {}
+
+
+def wait_in_callbacks(path):
+    """Callbacks that wait for each other, and for calls; others go on."""
+    init(path, 2)
+    other = f"worker{1 - ranks.rank()}"
+    events = [threading.Event() for _ in range(9)]
+
+    def wait_for_next(number):
+        def callback(future):
+            fine = events[number + 1].wait(ranks.LIMIT)
+            events[number].set()
+            return fine and torch.equal(rpc.rpc_sync(other, twice, args=(future.value(),)), torch.full((1,), 4.0))
+        return callback
+
+    waiting = [rpc.rpc_async(other, torch.add, args=(torch.ones(1), 1)).then(wait_for_next(i)) for i in range(8)]
+    for _ in range(50):
+        rpc.rpc_async(other, torch.add, args=(torch.ones(1), 1)).wait()
+    events[8].set()
+    fine = torch.futures.wait_all(waiting)
+    rpc.shutdown()
+    return fine
+
+
+def shut_down_beside_calls(path):
+    """Whoever waits in a call hears of it."""
+    init(path, 2, rpc_timeout=0)
+    texts = []
+    if ranks.rank() == 0:
+        begun = threading.Barrier(3)
+
+        def call(function):
+            begun.wait()
+            texts.append(error_of(function))
+
+        threads = [threading.Thread(target=call, args=(function,)) for function in (
+            lambda: rpc.rpc_sync("worker1", sleep_long), lambda: rpc.rpc_async("worker1", sleep_long).wait())]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        while int(rpc.api._get_current_rpc_agent().get_metrics()["agent.client_active_calls"]) < 2:
+            os.sched_yield()
+        rpc.shutdown(graceful=False)
+        for thread in threads:
+            thread.join(ranks.LIMIT)
+        os._exit(0 if len(texts) == 2 and "it returned" not in texts else 1)
+    # Until the other worker has left. Nobody waits for what sleeps here then.
+    while error_of(lambda: rpc.rpc_sync("worker0", torch.add, args=(torch.ones(1), 1))) == "it returned":
+        os.sched_yield()
+    os._exit(0)
+
+
+def send_nonsense(path):
+    """Bytes that are no pickle are an error of the call; the worker goes on."""
+    init(path, 2)
+    try:
+        return texts_of_nonsense() if ranks.rank() == 0 else None
+    finally:
+        rpc.shutdown()  # the other one waits for it
+
+
+def texts_of_nonsense():
+    import pickle
+
+    from torch._C._distributed_rpc import _invoke_rpc_python_udf
+    from torch.distributed.rpc.internal import PythonUDF, serialize
+
+    good, tensors = serialize(PythonUDF(twice, (torch.ones(2),), {}))
+    other = rpc.get_worker_info("worker1")
+
+    def send(payload, sent):
+        return _invoke_rpc_python_udf(other, payload, sent, 60.0, False).wait()
+
+    bad = [b"", b"\x00", b"nonsense" * 1000, good[:len(good) // 2], good[:-1], pickle.dumps(None),
+           pickle.dumps([1, 2]), pickle.dumps(PythonUDF(twice, (), {}))]
+    texts = [error_of(lambda: send(payload, tensors)) for payload in bad]
+    texts.append(error_of(lambda: send(good, [])))  # a tensor is missing
+    assert torch.equal(send(good, tensors), torch.full((2,), 2.0))
+    return texts
+
+
+def fork_and_go_on(path):
+    """A forked child takes no part, and ends as programs do."""
+    import atexit
+
+    init(path, 2)
+    other = f"worker{1 - ranks.rank()}"
+    rpc.rpc_async(other, torch.add, args=(torch.ones(1), 1)).wait()  # there are threads of all kinds
+    rpc.rpc_sync(other, twice, args=(torch.ones(1),))
+
+    def child():
+        texts = [error_of(lambda: rpc.rpc_sync(other, torch.add, args=(torch.ones(1), 1))),
+                 error_of(lambda: rpc.rpc_async(other, twice, args=(torch.ones(1),)).wait()),
+                 error_of(lambda: rpc.remote(other, twice, args=(torch.ones(1),))),
+                 error_of(lambda: rpc.rpc_sync(f"worker{ranks.rank()}", twice, args=(torch.ones(1),)))]
+        wrong = [text for text in texts if "forked child" not in text]
+        rpc.shutdown(graceful=False)
+        atexit._run_exitfuncs()
+        return repr(wrong)
+
+    told = in_child(child)
+    fine = torch.equal(rpc.rpc_sync(other, twice, args=(torch.ones(1),)), torch.full((1,), 2.0))
+    rpc.shutdown()
+    return told, fine
 
 
 # --- SMART backward ---------------------------------------------------------------------------------------------------
@@ -304,6 +481,33 @@ class TorchRpcTest(TestCase):
     def test_tensors(self):
         with ranks.folder() as path:
             self.assertEqual(ranks.run(call_large, 2, path, backend=None), [True, True])
+
+    def test_synchronous_calls_of_threads(self):
+        with ranks.folder() as path:
+            self.assertEqual(ranks.run(call_from_threads, 2, path, backend=None), [([], 0)] * 2)
+
+    def test_operators(self):
+        with ranks.folder() as path:
+            self.assertEqual(ranks.run(call_operators, 2, path, backend=None), [True, True])
+
+    def test_callbacks_that_wait(self):
+        with ranks.folder() as path:
+            self.assertEqual(ranks.run(wait_in_callbacks, 2, path, backend=None), [[True] * 8] * 2)
+
+    def test_shutdown_ends_calls_that_are_waited_for(self):
+        with ranks.folder() as path:
+            results = ranks.run_all(shut_down_beside_calls, 2, path, backend=None)
+        self.assertEqual([result.code for result in results], [0, 0], results)
+
+    def test_bytes_that_are_no_call(self):
+        with ranks.folder() as path:
+            texts, _ = ranks.run(send_nonsense, 2, path, backend=None)
+        self.assertEqual(len(texts), 9)
+        self.assertNotIn("it returned", texts)
+
+    def test_a_forked_child_is_refused_and_the_workers_go_on(self):
+        with ranks.folder() as path:
+            self.assertEqual(ranks.run(fork_and_go_on, 2, path, backend=None), [("[]", True)] * 2)
 
     def test_options(self):
         with ranks.folder() as path:

@@ -26,6 +26,25 @@ assert convoy.__file__.startswith(FOLDER), convoy.__file__
 print("rank", dist.get_rank(), "is content with", convoy.__version__)
 dist.destroy_process_group()
 """
+# torch knows the backend without an import of ours.
+TORCH_RPC = """
+import os, torch, torch.distributed.rpc as rpc
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", backend=rpc.BackendType.CONVOY, rank=rank, world_size=2)
+assert rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+rpc.shutdown()
+print("rank", rank, "has called by torch.distributed.rpc")
+"""
+RPC = """
+import torch, convoy.rpc
+@convoy.rpc.function
+def add(a: torch.Tensor, b: float) -> torch.Tensor:
+    return a + b
+with convoy.rpc.Session() as rpc:
+    assert rpc.rpc_sync(1 - rpc.worker().rank, add, torch.ones(2), 1.0).tolist() == [2, 2]
+    print("rank", rpc.worker().rank, "has called by convoy.rpc")
+"""
+FILES = ("convoy/rpc.py", "convoy/_torch_rpc.py", "_convoy/torch_rpc.py", "convoy/_C.pyi", "convoy/py.typed")
 USER = """
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES CXX)
@@ -57,9 +76,14 @@ def main():
         (packages / "torch_of_another.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
         run(python, "-m", "pip", "install", "--no-index", "--no-deps", "--disable-pip-version-check", wheel)
 
+        missing = [name for name in FILES if not (packages / name).exists()]
+        if missing:
+            sys.exit(f"wheel_check: {wheel.name} does not have {missing}")
         command = folder / "venv" / "bin" / "convoy"
-        print(run(command, "run", "-n", "2", python, "-c",
-                  textwrap.dedent(RANK).replace("FOLDER", repr(str(packages))), cwd=folder), end="")
+        for number, program in enumerate((RANK, TORCH_RPC, RPC)):
+            file = folder / f"program{number}.py"
+            file.write_text(textwrap.dedent(program).replace("FOLDER", repr(str(packages))))
+            print(run(command, "run", "-n", "2", python, file, cwd=folder), end="")
         run(command, "doctor", cwd=folder)
 
         # Somebody's C++ project against what is in it.

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs PyTorch's own RPC tests on the backend CONVOY (rpc_run.py) and says what passed.
 
-The exit code is 0 if all passed but those of rpc_misses.txt, which has the reason for each.
+The exit code is 0 if all passed but those of rpc_misses.txt, which has the reason for each. With --smart those of
+distributed autograd run again, with convoy.rpc.use_smart_backward(); rpc_smart_misses.txt has what does not pass then.
 """
 
 import argparse
@@ -14,12 +15,22 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Tests of distributed autograd.
+SMART = ("ConvoyDistAutogradTest.", "ConvoyJitDistAutogradTest.", "ConvoyDistOptimizerTest.", "ConvoyDdp",
+         "ConvoyFaultyAgentDistAutogradTest.")
 
 
-def read_misses():
+def read_misses(name):
     """Test -> why it does not pass."""
-    lines = [line for line in (HERE / "rpc_misses.txt").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [line for line in (HERE / name).read_text().splitlines() if line and not line.startswith("#")]
     return dict(line.split(": ", 1) for line in lines)
+
+
+def part_of(text):
+    part, _, parts = text.partition("/")
+    if not 1 <= int(part) <= int(parts):
+        raise ValueError
+    return int(part) - 1, int(parts)
 
 
 def main():
@@ -28,6 +39,8 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--backend", default="CONVOY", help="TENSORPIPE: the peer itself")
     parser.add_argument("--list", type=Path, help="file of test names (default: all)")
+    parser.add_argument("--smart", action="store_true", help="tests of autograd, with use_smart_backward()")
+    parser.add_argument("--part", type=part_of, default=(0, 1), metavar="I/N", help="only the I-th of N parts")
     parser.add_argument("--jobs", type=int, default=2, help="so many tests at a time")
     options = parser.parse_args()
     environment = os.environ | {"BACKEND": options.backend, "OMP_NUM_THREADS": "1",
@@ -37,6 +50,10 @@ def main():
     else:
         tests = subprocess.run([options.python, HERE / "rpc_run.py", "--list"], env=environment, check=True,
                                capture_output=True, text=True).stdout.split()
+    if options.smart:
+        environment["SMART"] = "1"
+        tests = [test for test in tests if test.startswith(SMART)]
+    tests = tests[options.part[0]::options.part[1]]
     logs = options.build / "pytorch"
     logs.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -60,7 +77,8 @@ def main():
                 found[key] += value
     bad = sorted({*found["failed"], *found["skipped"]})
     print(f"{len(tests) - len(bad)} of {len(tests)} passed in {time.monotonic() - start:.0f} s")
-    misses = read_misses() if options.backend == "CONVOY" else {}
+    name = "rpc_smart_misses.txt" if options.smart else "rpc_misses.txt"
+    misses = read_misses(name) if options.backend == "CONVOY" else {}
     for name in bad:
         print(f"  {'skipped' if name in found['skipped'] else 'failed'}: {name}"
               + (f" ({misses[name]})" if name in misses else ""))
