@@ -1,7 +1,7 @@
 # The front door. Every target does its own set-up, in any order, from a fresh clone. `make help`.
 #
 # Settings (make NAME=value, or from the environment):
-#   JOBS=2            compile and test jobs at a time; compiling against torch takes 1 GB each
+#   JOBS=2            compile and test jobs at a time; compiling against torch takes 1.5 GB each
 #   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan)
 #   CONVOY_TORCH=dir  use the libtorch in dir instead of the one of .venv
 #   CONVOY_VENV=dir   the Python environment, instead of .venv

@@ -54,7 +54,7 @@ function(convoy_use_pch target name)
   if(CONVOY_PCH)
     target_precompile_headers(${target} REUSE_FROM ${name})
     # What the package of GTest defines, the precompiled header was made with.
-    if(name STREQUAL "convoy_torch_pch" AND convoy_test_headers)
+    if(name MATCHES "^convoy_(torch|tensor)_pch$" AND convoy_test_headers)
       target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)
     endif()
   endif()
@@ -66,11 +66,11 @@ function(convoy_own_test target)
   target_compile_options(${target} PRIVATE -O1)
 endfunction()
 
-# convoy_shared_sources([TORCH] source...): sources of several tests, which are compiled once:
+# convoy_shared_sources([TENSORS] source...): sources of several tests, which are compiled once:
 # convoy_test takes the object where its SOURCES name one of them. Objects and not an archive: some
 # register themselves.
 function(convoy_shared_sources)
-  cmake_parse_arguments(arg "TORCH" "" "" ${ARGN})
+  cmake_parse_arguments(arg "TENSORS" "" "" ${ARGN})
   foreach(source ${arg_UNPARSED_ARGUMENTS})
     cmake_path(ABSOLUTE_PATH source NORMALIZE)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
@@ -78,9 +78,9 @@ function(convoy_shared_sources)
     add_library(${name} OBJECT EXCLUDE_FROM_ALL ${source})
     convoy_own_test(${name})
     target_link_libraries(${name} PRIVATE convoy_test_support)
-    if(arg_TORCH)
+    if(arg_TENSORS)
       target_link_libraries(${name} PRIVATE convoy)
-      convoy_use_pch(${name} convoy_torch_pch)
+      convoy_use_pch(${name} convoy_tensor_pch)
     else()
       convoy_use_pch(${name} convoy_test_pch)
     endif()
@@ -103,13 +103,14 @@ function(convoy_take_shared result)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [COST n] [TORCH] [UNITY]
+# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [COST n] [TORCH | TENSORS] [UNITY]
 # [SERIAL] [HELPER]): a GoogleTest binary with the project's main (rank re-execution, leak oracle), each test
 # known to ctest. The label `long` keeps tests for `make test-full`. COST: ctest starts tests with a
-# high one first, so that no slow one is left for the end. UNITY: its sources are compiled together (see
+# high one first, so that no slow one is left for the end. TORCH: it uses all of torch; TENSORS: without
+# torch::nn and torch::optim, which compiles in half of the time (it includes torch/types.h). UNITY: its sources are compiled together (see
 # convoy_unity). HELPER: ctest does not know it; another test runs it.
 function(convoy_test name)
-  cmake_parse_arguments(arg "TORCH;UNITY;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;TENSORS;UNITY;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -121,6 +122,9 @@ function(convoy_test name)
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE convoy)
     convoy_use_pch(${name} convoy_torch_pch)
+  elseif(arg_TENSORS)
+    target_link_libraries(${name} PRIVATE convoy)
+    convoy_use_pch(${name} convoy_tensor_pch)
   else()
     convoy_use_pch(${name} convoy_test_pch)
   endif()

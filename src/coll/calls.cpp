@@ -69,7 +69,9 @@ class CallMaker::Builder {
   void no_overlap() {
     if (overlap({const_cast<std::byte*>(call_.input), call_.input_bytes},
                 {call_.output, call_.output_bytes})) {
-      refuse("input and output overlap; they must be apart, or the same where that has a meaning");
+      refuse(
+          "input and output overlap; they must be separate, or the same buffer where the operation "
+          "allows it");
     }
   }
 
@@ -211,8 +213,8 @@ class CallMaker::Builder {
         const bool exact = in.data == out.data && in.bytes == out.bytes;
         if (overlap(in, out) && !(exact && same(i, *near))) {
           refuse(
-              "input and output overlap; they must be apart, or the same where that has a "
-              "meaning");
+              "input and output overlap; they must be separate, or the same buffer where the "
+              "operation allows it");
         }
       }
     }

@@ -87,7 +87,8 @@ void broadcast_all(const ProcessGroup& group, at::TensorList tensors,
 void broadcast_coalesced(const ProcessGroup& group, at::TensorList tensors,
                          const BroadcastOptions& options) {
   if (!group) {
-    fail(ErrorKind::kInvalidArgument, "broadcast_coalesced: the group is none; pass one");
+    fail(ErrorKind::kInvalidArgument,
+         "broadcast_coalesced: the group is empty; pass that of convoy::init() or new_group()");
   }
   const std::string head = head_of(group, "broadcast_coalesced");
   if (options.root < 0 || options.root >= group.size()) {

@@ -28,7 +28,8 @@ bool plan_group(Module& part, const ProcessGroup& group, std::vector<Step>& plan
 
 [[noreturn]] void refuse_held(const std::string& name) {
   fail(ErrorKind::kUnsupported, "convert_sync_batchnorm: ", in_quotes(name),
-       " is held by others than its parent, which would go on to use it (a member of a class?); ",
+       " is also held outside of its parent, for example by a member of a class, which would go on "
+       "using it; ",
        "declare it as convoy::nn::SyncBatchNorm, or put it into a torch::nn::Sequential");
 }
 
@@ -80,7 +81,8 @@ void plan_children(Module& parent, const std::string& prefix, const ProcessGroup
 }  // namespace
 
 std::size_t convert_sync_batchnorm(Module& module, const ProcessGroup& group) {
-  if (!group) fail(ErrorKind::kInvalidArgument, "convert_sync_batchnorm: there is no group");
+  if (!group)
+    fail(ErrorKind::kInvalidArgument, "convert_sync_batchnorm: the group is empty; pass one");
   using namespace torch::nn;
   if (module.as<BatchNorm1dImpl>() != nullptr || module.as<BatchNorm2dImpl>() != nullptr ||
       module.as<BatchNorm3dImpl>() != nullptr) {

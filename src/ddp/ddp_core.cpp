@@ -18,7 +18,7 @@ DdpCore::Impl::Impl(std::shared_ptr<DdpModule> module, ProcessGroup group,
     : module_(std::move(module)), group_(std::move(group)), options_(options) {
   if (!group_)
     fail(ErrorKind::kInvalidArgument,
-         "DistributedDataParallel: the group is none; pass that of convoy::init() or new_group()");
+         "DistributedDataParallel: the group is empty; pass that of convoy::init() or new_group()");
   if (!module_) {
     fail(ErrorKind::kInvalidArgument, head_of(group_, "DistributedDataParallel"),
          "the module is nullptr; pass one");
@@ -309,11 +309,12 @@ void DdpCore::Impl::sync_gradients() {
 void DdpCore::Impl::update_process_group(ProcessGroup group) {
   if (!others_.empty()) {
     fail(ErrorKind::kUnsupported, head_of(group_, "update_process_group"),
-         "a model with parameter_groups cannot ", "change its group: theirs would stay");
+         "a model with parameter_groups cannot change its group: those groups would stay the old "
+         "ones");
   }
   if (join()) {
     fail(ErrorKind::kInvalidArgument, head_of(group_, "update_process_group"),
-         "it cannot be called inside of a Join; end that before");
+         "it cannot be called inside of a Join; end the Join first");
   }
   check_parameters("update_process_group");
   if (copies_) copies_->restore();

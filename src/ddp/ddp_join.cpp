@@ -168,7 +168,7 @@ JoinPart::JoinPart(DdpCore& joined, const JoinOptions& options) {
   }
   if (core.join()) {
     fail(ErrorKind::kInvalidArgument, head_of(core.group_, "join"),
-         "the model is part of another Join already; end that before");
+         "the model is part of another Join already; end that one first");
   }
   impl_ = std::make_unique<Impl>(core, options);
 }

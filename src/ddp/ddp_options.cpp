@@ -18,7 +18,7 @@ constexpr const char* kTitle = "convoy::DdpOptions 1";
 constexpr const char* kKey = "convoy_ddp_options";
 
 [[noreturn]] void refuse_line(const std::string& line) {
-  fail(ErrorKind::kInvalidArgument, "DdpOptions: ", in_quotes(line), " is none of their lines");
+  fail(ErrorKind::kInvalidArgument, "DdpOptions: unknown or malformed line ", in_quotes(line));
 }
 
 template <class T>
@@ -156,7 +156,8 @@ void DdpOptions::save(torch::serialize::OutputArchive& archive) const {
 DdpOptions DdpOptions::load(torch::serialize::InputArchive& archive) {
   c10::IValue value;
   if (!archive.try_read(kKey, value) || !value.isString()) {
-    fail(ErrorKind::kInvalidArgument, "DdpOptions: there are none in this archive");
+    fail(ErrorKind::kInvalidArgument,
+         "DdpOptions: this archive has no options; write them with DdpOptions::save");
   }
   return from_text(value.toStringRef());
 }

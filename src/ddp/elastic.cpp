@@ -129,7 +129,7 @@ class ElasticRank {
     if (fine.item<std::uint8_t>() == 0) {
       if (all) leave_out_newcomers(*all, deadline);
       if (deadline.expired()) {
-        fail(ErrorKind::kTimeout, "elastic: members could not take in others within ",
+        fail(ErrorKind::kTimeout, "elastic: the members could not take in new ones within ",
              options_.timeout.count(), " ms");
       }
       return false;
@@ -248,7 +248,7 @@ class ElasticRank {
       return store_->get("assign/" + id, deadline);
     } catch (const Error& e) {
       store_->erase("waiting/" + id);  // nobody is to be called who does not come
-      throw Error(e.kind(), concat("elastic: was not taken in: ", e.what()));
+      throw Error(e.kind(), concat("elastic: this process was not taken in: ", e.what()));
     }
   }
 

@@ -45,7 +45,7 @@ ByParameter read_state(torch::serialize::InputArchive& archive, const std::strin
 void check_state(const at::Tensor& state, std::int64_t elements, std::size_t parameter,
                  const char* hook) {
   if (state.numel() == elements) return;
-  fail(ErrorKind::kInvalidArgument, hook, ": what it keeps for parameter ", parameter, " has ",
+  fail(ErrorKind::kInvalidArgument, hook, ": its state for parameter ", parameter, " has ",
        state.numel(), " elements, not ", elements,
        "; it belongs to another model, or to another number of ranks");
 }

@@ -33,7 +33,9 @@ HookResult compress(const GradBucket& bucket, at::ScalarType type, Rounding roun
 }
 
 CommHook wrapper(CommHook hook, at::ScalarType type, const char* name) {
-  if (!hook) fail(ErrorKind::kInvalidArgument, name, ": there is no function in it");
+  if (!hook)
+    fail(ErrorKind::kInvalidArgument, name,
+         ": the hook is an empty function; pass one that can be called");
   return [hook = std::move(hook), type](const GradBucket& bucket) {
     const at::Tensor& buffer = bucket.buffer();
     if (buffer.is_complex() || is_short(buffer)) return hook(bucket);

@@ -63,14 +63,14 @@ void JoinContext::start() {
   std::string error;
   for (std::size_t i = 0; i < joinables_.size() && error.empty(); ++i) {
     if (joinables_[i] == nullptr) {
-      error = concat("joinable ", i, " is none");
+      error = concat("joinable ", i, " is nullptr");
     } else if (!joinables_[i]->join_.expired()) {
       error = concat("joinable ", i, " is in a Join already");
     } else if (joinables_[i]->join_process_group().backend() != group_.backend()) {
-      error = concat("joinable ", i, " is of group \"", joinables_[i]->join_process_group().name(),
-                     "\", the first one of \"", group_.name(), "\"");
+      error = concat("joinable ", i, " uses group \"", joinables_[i]->join_process_group().name(),
+                     "\", joinable 0 uses group \"", group_.name(), "\"; all must use one");
     } else if (std::count(joinables_.begin(), joinables_.end(), joinables_[i]) > 1) {
-      error = concat("joinable ", i, " is there twice");
+      error = concat("joinable ", i, " was passed twice");
     }
   }
   const PurposeScope scope({.what = "join"});
@@ -158,8 +158,8 @@ std::string JoinContext::texts_of_failed(const std::vector<Record>& all) {
   std::string result;
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].state != State::kFailed) continue;
-    result +=
-        concat(result.empty() ? "" : "; ", "rank ", r, " has left by an exception: ", texts[r]);
+    result += concat(result.empty() ? "" : "; ", "rank ", r,
+                     " left the loop by an exception: ", texts[r]);
   }
   return result;
 }
@@ -167,7 +167,7 @@ std::string JoinContext::texts_of_failed(const std::vector<Record>& all) {
 // Everybody sees the same records: what is thrown here is thrown by all, live ranks that differ
 // apart: the others wait for what these do next.
 std::vector<JoinContext::Record> JoinContext::meet(const Record& mine) {
-  if (state_ == State::kOver) fail(ErrorKind::kInvalidArgument, head(), "this Join is over");
+  if (state_ == State::kOver) fail(ErrorKind::kInvalidArgument, head(), "this Join has ended");
   auto all = exchange(mine);
   const auto is = [](State state) {
     return [state](const Record& record) { return record.state == state; };
@@ -190,8 +190,8 @@ std::vector<JoinContext::Record> JoinContext::meet(const Record& mine) {
       const std::string title = head();
       const auto steps = steps_;
       end();
-      fail(ErrorKind::kInvalidArgument, title, list_of(ended), " had no more inputs after ", steps,
-           " steps, others had: throw_on_early_termination ends it on all ranks");
+      fail(ErrorKind::kInvalidArgument, title, list_of(ended), " ran out of inputs after ", steps,
+           " steps and others did not: throw_on_early_termination ends the join on all ranks");
     }
   }
   for (auto other = first; other != all.end(); ++other) {
@@ -249,7 +249,7 @@ void JoinContext::shadow(const Record& what, const JoinStep& step) {
 }
 
 void JoinContext::finish() {
-  if (state_ != State::kLive) fail(ErrorKind::kInvalidArgument, head(), "this Join is over");
+  if (state_ != State::kLive) fail(ErrorKind::kInvalidArgument, head(), "this Join has ended");
   try {
     for (const auto& hook : hooks_) hook->pre_hook();
   } catch (const std::exception& error) {

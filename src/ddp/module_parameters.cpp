@@ -190,7 +190,7 @@ ModuleParameters find_parameters(const DdpModule& module, const DdpOptions& opti
     const void* const tensor = value.defined() ? value.unsafeGetTensorImpl() : nullptr;
     if (contains(options.ignore, name)) ignored.insert(tensor);  // under all of its names
     for (const ParameterGroup& group : options.parameter_groups) {
-      if (!group.group) found.error = "a group of parameter_groups is none";
+      if (!group.group) found.error = "a group of parameter_groups is empty; pass one";
       if (!contains(group.names, name)) continue;
       if (!elsewhere.emplace(tensor, &group).second) {
         found.error = concat("parameter ", name, " is named twice in parameter_groups");

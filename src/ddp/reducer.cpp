@@ -83,7 +83,9 @@ void Reducer::watch_backward(std::function<void()> begins, std::function<void(Ba
 }
 int Reducer::update_process_group(ProcessGroup group) {
   told_from(this->group(), "update_process_group", [&] {
-    if (!group) fail(ErrorKind::kInvalidArgument, "the new group is none; pass one");
+    if (!group)
+      fail(ErrorKind::kInvalidArgument,
+           "the new group is empty; pass that of shrink(), init() or new_group()");
     impl_->prepare_change();
   });
   // Collective: when it is there, all its ranks have ended what they did in the old group.

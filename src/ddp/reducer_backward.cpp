@@ -315,11 +315,11 @@ std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices)
     return concat("the graph is said to be static, but got no gradient for ", names_of(indices),
                   ", which the first backward used");
   }
-  return concat("no gradient came for ", names_of(indices), ": the loss does not depend on ",
-                indices.size() == 1 ? "it" : "them",
-                ". If that is meant, set find_unused_parameters (or static_graph, if it is the "
-                "same in every step); if the model has other parameters by now, make the reducer "
-                "again, of those");
+  return concat(
+      "no gradient came for ", names_of(indices), ": the loss does not depend on ",
+      indices.size() == 1 ? "it" : "them",
+      ". If that is meant, set find_unused_parameters (or static_graph, if it is the "
+      "same in every step); if the model has new parameters, make a new reducer for them");
 }
 
 void Reducer::Impl::leave() {

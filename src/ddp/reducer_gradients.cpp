@@ -29,7 +29,7 @@ void Reducer::Impl::make_ready(std::size_t index) {
     return trouble(Ending::kMistaken,
                    concat("the gradient of ", parameter.name, " is ",
                           gradient.layout() != c10::kStrided
-                              ? std::string("sparse, which was not announced: list it as sparse")
+                              ? std::string("sparse, and the parameter is not listed as sparse")
                               : concat(gradient.scalar_type(), " of sizes ", gradient.sizes(),
                                        ", not ", slot.scalar_type(), " of sizes ", slot.sizes())));
   }

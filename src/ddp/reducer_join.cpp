@@ -11,8 +11,9 @@
 namespace convoy {
 
 void Reducer::Impl::refuse_hook_in_join() {
-  fail(ErrorKind::kInvalidArgument, "join: what gradients become is the comm hook's; ",
-       "divide_by_initial_world_size = false is not for a model that has one");
+  fail(ErrorKind::kInvalidArgument,
+       "join: the model has a comm hook, which divides gradients itself; ",
+       "divide_by_initial_world_size must be true");
 }
 
 void Reducer::Impl::set_join(std::unique_ptr<JoinPort> port) {

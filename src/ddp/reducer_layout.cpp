@@ -176,7 +176,7 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
   }
   if (options_.reduce.kind() != GradReduce::Kind::kMean) {
     fail(ErrorKind::kInvalidArgument,
-         "what gradients become is the hook's; GradReduce must be kMean");
+         "a comm hook combines gradients itself; GradReduce must be kMean");
   }
   if (join_.divides_by_live()) refuse_hook_in_join();
   // First on the group that others use: they may have none to register.
@@ -240,7 +240,7 @@ void Reducer::Impl::set_reduce(GradReduce reduce) {
     fail(ErrorKind::kInvalidArgument, "it cannot be called inside of a backward; call it before");
   if (users_.hook && reduce.kind() != GradReduce::Kind::kMean) {
     fail(ErrorKind::kInvalidArgument,
-         "there is a comm hook, which decides that; only kMean goes with it");
+         "the model has a comm hook, which combines gradients itself; GradReduce must be kMean");
   }
   options_.reduce = reduce;
   weigh_norms();

@@ -89,8 +89,8 @@ void Reducer::Impl::check_norms(const std::vector<double>& changes) {
   });
   if (same && !norm_weight_->differs) return;
   trouble(Ending::kRefused,
-          "backwards that are reduced together went through a SyncBatchNorm with other weights of "
-          "the ranks than these: call set_reduce before the first of them, and not again until "
+          "the weights of the ranks changed between backwards that are reduced together and go "
+          "through a SyncBatchNorm: call set_reduce before the first of them, and not again until "
           "they are reduced");
 }
 

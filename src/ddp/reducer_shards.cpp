@@ -97,7 +97,7 @@ bool Reducer::Impl::defers(const Bucket& bucket) const {
 
 void Reducer::Impl::prepare_change() {
   const auto refuse = [](const char* what) {
-    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of ", what, "; end that before");
+    fail(ErrorKind::kInvalidArgument, "it cannot be called inside of ", what, "; end that first");
   };
   if (in_backward_) refuse("a backward");
   if (paused_ > 0) refuse("a no_sync()");

@@ -96,8 +96,8 @@ void Reducer::Impl::set_sparse_metadata(const std::map<std::string, at::Tensor>&
     const std::int64_t most = tensors_[index].size(0);
     if (sorted.numel() > 0 &&
         (sorted[0].item<std::int64_t>() < 0 || sorted[-1].item<std::int64_t>() >= most)) {
-      fail(ErrorKind::kInvalidArgument, in_quotes(name), " has ", most,
-           " rows, and others are named; rows are 0 to ", most - 1);
+      fail(ErrorKind::kInvalidArgument, in_quotes(name), ": rows must be from 0 to ", most - 1,
+           ", got ", sorted[0].item<std::int64_t>(), " to ", sorted[-1].item<std::int64_t>());
     }
     found.emplace_back(index, std::move(sorted));
   }

@@ -215,7 +215,7 @@ void SyncBatchNormImplBase<D, Derived>::reset_parameters() {
 
 template <std::size_t D, class Derived>
 void SyncBatchNormImplBase<D, Derived>::set_group(const ProcessGroup& group) {
-  if (!group) fail(ErrorKind::kInvalidArgument, "SyncBatchNorm: there is no group");
+  if (!group) fail(ErrorKind::kInvalidArgument, "SyncBatchNorm: the group is empty; pass one");
   group_ = NormGroup::of(group);
 }
 
@@ -253,7 +253,7 @@ Tensor SyncBatchNormImplBase<D, Derived>::forward(const Tensor& input) {
     const bool by_batch = trains || !options.track_running_stats();
     if (by_batch && input.numel() == input.size(1)) {
       fail(ErrorKind::kInvalidArgument, "SyncBatchNorm", D,
-           "d: there is one value for a channel, and training needs more; input sizes ",
+           "d: training needs more than one value per channel; the input has sizes ",
            c10::str(input.sizes()));
     }
     return at::batch_norm(input, weight, bias, running_mean, running_var, by_batch, count_batch(),
@@ -264,10 +264,9 @@ Tensor SyncBatchNormImplBase<D, Derived>::forward(const Tensor& input) {
     const at::NoGradGuard no_grad;
     all = statistics_of_all(*group_, input.detach());
     if (all.count == 1) {
-      fail(
-          ErrorKind::kInvalidArgument, "SyncBatchNorm", D,
-          "d: there is one value for a channel on all ranks, and training needs more; input sizes ",
-          c10::str(input.sizes()));
+      fail(ErrorKind::kInvalidArgument, "SyncBatchNorm", D,
+           "d: training needs more than one value per channel over all ranks; the input has sizes ",
+           c10::str(input.sizes()));
     }
     if (all.count > 0) {
       update_statistics(count_batch(), all.mean, all.variance * (all.count / (all.count - 1)));

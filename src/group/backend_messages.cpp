@@ -151,7 +151,8 @@ ConvoyBackend::Impl::Block ConvoyBackend::Impl::take_block(const char* caller) {
   group_->check_process(caller);
   auto blocks = blocks_.lock();
   auto found = blocks->extract(std::this_thread::get_id());
-  if (!found) fail(ErrorKind::kInvalidArgument, caller, ": this thread has not begun a block");
+  if (!found)
+    fail(ErrorKind::kInvalidArgument, caller, ": this thread has not begun a coalescing block");
   open_blocks_.store(blocks->size(), std::memory_order_relaxed);
   return std::move(found.mapped());
 }

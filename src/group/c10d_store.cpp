@@ -235,7 +235,7 @@ c10::intrusive_ptr<c10d::Store> to_c10d(std::shared_ptr<Store> store) {
 }
 
 std::shared_ptr<Store> from_c10d(c10::intrusive_ptr<c10d::Store> store) {
-  if (!store) fail(ErrorKind::kInvalidArgument, "from_c10d: no store");
+  if (!store) fail(ErrorKind::kInvalidArgument, "from_c10d: the store is nullptr");
   if (const auto* ours = dynamic_cast<TorchStore*>(store.get())) return ours->inner();
   return std::make_shared<ForeignStore>(std::move(store));
 }

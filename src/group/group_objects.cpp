@@ -143,9 +143,8 @@ Bytes ProcessGroup::scatter_object(const std::vector<Bytes>& all, const RootOpti
   const auto known = to_vector(lengths);
   if (known[0] < 0) {
     fail(ErrorKind::kInvalidArgument, impl().head("scatter_object"), "the root, rank ",
-         options.root,
-         is_root ? ", has " + std::to_string(all.size()) + " objects" : ", has not one object",
-         " for each of ", n, " ranks");
+         options.root, ", must pass ", n, " objects, one for each rank",
+         is_root ? ", got " + std::to_string(all.size()) : "");
   }
   const auto mine = known[static_cast<std::size_t>(rank())];
   Tensors tensors;

@@ -72,7 +72,7 @@ ProcessGroup make_group(const std::string& backend, const GroupConfig& config,
   auto made =
       factory(below("backend"), place.rank, place.size, config.timeout, config.device, options);
   if (!made) {
-    fail(ErrorKind::kInvalidArgument, "the factory of backend \"", backend, "\" made nothing");
+    fail(ErrorKind::kInvalidArgument, "the factory of backend \"", backend, "\" returned nullptr");
   }
   return ProcessGroup::from(std::move(made),
                             {.name = name, .store = below("groups"), .timeout = config.timeout});
@@ -162,7 +162,7 @@ ProcessGroup reconfigure(const ProcessGroup& group, const GroupConfig& config) {
 }
 
 GroupScope::GroupScope(ProcessGroup group) : outer_(scoped_group()) {
-  if (!group) fail(ErrorKind::kInvalidArgument, "GroupScope: there is no group");
+  if (!group) fail(ErrorKind::kInvalidArgument, "GroupScope: the group is empty; pass one");
   scoped_group() = std::move(group);
 }
 

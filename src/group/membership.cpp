@@ -184,10 +184,11 @@ ProcessGroup ProcessGroup::merge(const std::shared_ptr<Store>& meeting, int size
          "only groups of backend \"convoy\" can be merged, not \"", backend_name(), "\"");
   }
   if (!meeting)
-    fail(ErrorKind::kInvalidArgument, impl().head("merge"), "there is no store to meet in");
+    fail(ErrorKind::kInvalidArgument, impl().head("merge"),
+         "no store was given for the ranks to meet in");
   if (size < this->size()) {
-    fail(ErrorKind::kInvalidArgument, impl().head("merge"), "", size,
-         " ranks together, but this group alone has ", this->size());
+    fail(ErrorKind::kInvalidArgument, impl().head("merge"), "size must be at least ", this->size(),
+         ", the size of this group, got ", size);
   }
   const auto first = at::zeros({1}, at::kLong);
   if (rank() == 0) first.fill_(meeting->add("convoy/merge/ranks", this->size()) - this->size());

@@ -73,7 +73,8 @@ c10::intrusive_ptr<c10d::Backend> MpiBackend::split(
 c10::intrusive_ptr<c10d::Backend> MpiBackend::merge(
     const c10::intrusive_ptr<c10d::Store>&, const c10::intrusive_ptr<c10d::Backend::Options>&,
     const int&, const int&) {
-  fail(ErrorKind::kUnsupported, "merge: backend \"mpi\" has none; make a group of all ranks");
+  fail(ErrorKind::kUnsupported,
+       "merge: backend \"mpi\" cannot merge groups; make a group of all ranks");
 }
 
 at::Tensor MpiBackend::allocateTensor(long numel, at::TensorOptions options) {
@@ -97,8 +98,8 @@ c10::intrusive_ptr<c10d::Backend> make_mpi_backend(
 ProcessGroup detail::from_mpi(const void* communicator, std::size_t bytes,
                               const MpiOptions& options) {
   if (options.timeout <= std::chrono::milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, "from_mpi: the time-out is ", options.timeout.count(),
-         " ms; it must be positive");
+    fail(ErrorKind::kInvalidArgument, "from_mpi: timeout must be > 0 ms, got ",
+         options.timeout.count());
   }
   auto own = c10::make_intrusive<ConvoyBackend::Options>(options.timeout);
   own->group_name = options.name;

@@ -192,7 +192,7 @@ Tensor reduce_scatter(const Tensor& tensor, const ProcessGroup& group,
 
 Tensor all_to_all(const Tensor& tensor, const ProcessGroup& group, const SplitsOptions& options) {
   if (options.output_splits.empty() != options.input_splits.empty()) {
-    fail(ErrorKind::kInvalidArgument, "nn::all_to_all: say both splits or none");
+    fail(ErrorKind::kInvalidArgument, "nn::all_to_all: pass both splits or neither");
   }
   if (options.input_splits.empty()) check_divisible("nn::all_to_all", tensor, group.size());
   return AllToAll::apply(tensor, group, options);

@@ -344,14 +344,16 @@ void ProcessGroup::Impl::fail_in_child(std::string_view operation) const {
 }
 
 ProcessGroup ProcessGroup::from(c10::intrusive_ptr<c10d::Backend> backend, const Adopted& more) {
-  if (!backend) fail(ErrorKind::kInvalidArgument, "ProcessGroup::from: there is no backend");
+  if (!backend) fail(ErrorKind::kInvalidArgument, "ProcessGroup::from: the backend is nullptr");
   const auto name = more.name.empty() ? name_of(*backend) : more.name;
   const auto timeout = more.timeout == milliseconds::zero() ? timeout_of(*backend) : more.timeout;
   return ProcessGroup(std::make_shared<Impl>(std::move(backend), name, more.store, timeout));
 }
 
 ProcessGroup::Impl& ProcessGroup::impl() const {
-  if (!impl_) fail(ErrorKind::kInvalidArgument, "this ProcessGroup holds no group");
+  if (!impl_)
+    fail(ErrorKind::kInvalidArgument,
+         "this ProcessGroup is empty; init(), new_group() or split() give one");
   return *impl_;
 }
 
@@ -366,8 +368,8 @@ milliseconds ProcessGroup::timeout() const { return impl().timeout; }
 
 void ProcessGroup::set_timeout(milliseconds timeout) const {
   if (timeout <= milliseconds::zero()) {
-    fail(ErrorKind::kInvalidArgument, impl().head("set_timeout"), "the time-out is ",
-         timeout.count(), " ms; it must be positive");
+    fail(ErrorKind::kInvalidArgument, impl().head("set_timeout"), "timeout must be > 0 ms, got ",
+         timeout.count());
   }
   impl().backend->setTimeout(timeout);
   impl().timeout = timeout;

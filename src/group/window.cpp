@@ -74,7 +74,8 @@ Window ProcessGroup::window(const at::Tensor& tensor, const CallOptions& options
 }
 
 Window::Impl& Window::impl() const {
-  if (!impl_) fail(ErrorKind::kInvalidArgument, "this Window holds no window");
+  if (!impl_)
+    fail(ErrorKind::kInvalidArgument, "this Window is empty; group.window(tensor) gives one");
   return *impl_;
 }
 

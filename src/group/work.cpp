@@ -25,7 +25,7 @@ void Work::wait(const Deadline& deadline) const {
   if (limit <= std::chrono::milliseconds::zero()) {
     // To c10d zero means "no limit".
     if (done()) return wait();
-    fail(ErrorKind::kTimeout, "wait: the time is over, and the operation is under way");
+    fail(ErrorKind::kTimeout, "wait: Timed out; the operation goes on until its own deadline");
   }
   if (work_ && !work_->wait(limit)) fail(ErrorKind::kPeerLost, "the operation was aborted");
 }

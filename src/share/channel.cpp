@@ -30,7 +30,8 @@ const char* kind_of(const Value& value) {
 template <class T>
 const T& get(const Message& message, std::size_t i, const char* wanted) {
   if (i >= message.size()) {
-    fail(ErrorKind::kInvalidArgument, "value ", i, " of a message of ", message.size(), " values");
+    fail(ErrorKind::kInvalidArgument, "value ", i, " does not exist: the message has ",
+         message.size(), " values");
   }
   const T* const value = std::get_if<T>(&message[i]);
   if (!value) {
@@ -203,12 +204,15 @@ struct Channel::Impl {
 };
 
 Channel::Impl& Channel::impl() const {
-  if (!impl_) fail(ErrorKind::kInvalidArgument, "this Channel holds no channel");
+  if (!impl_)
+    fail(ErrorKind::kInvalidArgument,
+         "this Channel is empty; channel(), listen() or connect() give one");
   // Its rings are still mapped: what a child wrote, the peer would take for its parent's.
   if (impl_->generation != fork_generation()) {
     fail(ErrorKind::kUnsupported,
-         "a channel cannot be used in a forked child: it is that of the process that forked this "
-         "one; make a channel in the child (connect), or start it with spawn");
+         "a channel cannot be used in a forked child: it belongs to the parent; make a channel in "
+         "the "
+         "child (connect), or start the child with spawn");
   }
   return *impl_;
 }

@@ -16,11 +16,12 @@ std::size_t bytes_of(const TensorSpec& spec) {
   std::size_t bytes = c10::elementSize(spec.type);
   for (const std::int64_t size : spec.sizes) {
     if (size < 0) {
-      fail(ErrorKind::kInvalidArgument, "tensor ", in_quotes(spec.name), ": a size is ", size);
+      fail(ErrorKind::kInvalidArgument, "tensor ", in_quotes(spec.name),
+           ": sizes must be >= 0, got ", size);
     }
     if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes) ||
         bytes > SIZE_MAX / 4) {
-      fail(ErrorKind::kResource, "tensor ", in_quotes(spec.name), " is beyond any memory");
+      fail(ErrorKind::kResource, "tensor ", in_quotes(spec.name), " is too large for any memory");
     }
   }
   return bytes;
@@ -34,7 +35,7 @@ TensorLayout::TensorLayout(std::vector<TensorSpec> tensors) : tensors_(std::move
     const std::size_t bytes = bytes_of(spec);
     if (__builtin_add_overflow(bytes_, (bytes + kAlignment - 1) / kAlignment * kAlignment,
                                &bytes_)) {
-      fail(ErrorKind::kResource, "tensor ", in_quotes(spec.name), " is beyond any memory");
+      fail(ErrorKind::kResource, "tensor ", in_quotes(spec.name), " is too large for any memory");
     }
   }
 }

@@ -122,7 +122,7 @@ ProcessPool::Answer ProcessPool::Impl::ask(Worker& worker, std::size_t item, con
 ProcessPool::ProcessPool(int workers, const ProcessPoolOptions& options)
     : impl_(std::make_unique<Impl>()) {
   if (workers < 1) {
-    fail(ErrorKind::kInvalidArgument, "ProcessPool: ", workers, " workers; it takes at least 1");
+    fail(ErrorKind::kInvalidArgument, "ProcessPool: workers must be >= 1, got ", workers);
   }
   impl_->options = options;
   for (int i = 0; i < workers; ++i) {
@@ -147,7 +147,7 @@ std::vector<ProcessPool::Answer> ProcessPool::run(const std::vector<Message>& re
                                                   const Deadline& deadline) {
   if (impl_->generation != fork_generation()) {
     fail(ErrorKind::kUnsupported,
-         "map: this pool is that of the process that forked this one; make one in the child");
+         "map: this pool belongs to the parent of this forked process; make one in the child");
   }
   std::unique_lock lock(impl_->map_mutex, std::defer_lock);
   if (deadline.is_never()) {

@@ -128,7 +128,7 @@ void copy(std::byte* to, const at::Tensor& from, const TensorLayout& layout, std
 }  // namespace
 
 Snapshot::Pin& Snapshot::pin() const {
-  if (!pin_) fail(ErrorKind::kInvalidArgument, "this Snapshot holds no version");
+  if (!pin_) fail(ErrorKind::kInvalidArgument, "this Snapshot is empty; read() gives one");
   return *pin_;
 }
 
@@ -145,13 +145,13 @@ const std::string& Snapshot::name(std::size_t i) const {
 }
 
 at::Tensor Snapshot::operator[](std::size_t i) const {
-  if (i >= size()) fail(ErrorKind::kInvalidArgument, "tensor ", i, " of a snapshot of ", size());
+  if (i >= size())
+    fail(ErrorKind::kInvalidArgument, "tensor ", i, " does not exist: the snapshot has ", size(),
+         " tensors");
   const auto& reader = *pin().reader;
   if (!reader.is_ours()) {
-    fail(
-        ErrorKind::kUnsupported,
-        "this Snapshot is that of the process that forked this one, and ends with it there: read() "
-        "one in the child");
+    fail(ErrorKind::kUnsupported,
+         "this Snapshot belongs to the parent of this forked process; read() one in the child");
   }
   return reader.layout->view(i, reader.board.data(pin_->pinned.buffer), pin_);
 }
@@ -179,7 +179,8 @@ PublishedTensors::PublishedTensors(const std::vector<NamedTensor>& tensors,
 }
 
 PublishedTensors::Impl& PublishedTensors::impl() const {
-  if (!impl_) fail(ErrorKind::kInvalidArgument, "this Published object holds none");
+  if (!impl_)
+    fail(ErrorKind::kInvalidArgument, "this Published object is empty; construct or open one");
   return *impl_;
 }
 

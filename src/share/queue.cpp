@@ -224,19 +224,21 @@ QueueImpl& queue_of(const Queue& queue) { return static_cast<QueueImpl&>(queue.i
 
 std::shared_ptr<Shared::Impl> make_queue(const QueueOptions& options) {
   if (options.capacity == 0 || options.capacity > kMostCapacity) {
-    fail(ErrorKind::kInvalidArgument, "a queue of capacity ", options.capacity,
-         ": it must be 1 to ", kMostCapacity);
+    fail(ErrorKind::kInvalidArgument, "the capacity of a queue must be from 1 to ", kMostCapacity,
+         ", got ", options.capacity);
   }
   if (options.item_bytes < 256 || options.item_bytes > kMostItemBytes) {
     fail(ErrorKind::kInvalidArgument, "a queue with items of ", options.item_bytes,
          " bytes: it must be 256 to ", kMostItemBytes);
   }
   if (options.copy_below + 512 > options.item_bytes && options.copy_below != 0) {
-    fail(ErrorKind::kInvalidArgument, "a queue that copies tensors of ", options.copy_below,
-         " bytes needs items of 512 bytes more; they have ", options.item_bytes);
+    fail(ErrorKind::kInvalidArgument,
+         "item_bytes of a queue must be at least copy_below + 512 = ", options.copy_below + 512,
+         ", got ", options.item_bytes);
   }
   if (options.timeout < std::chrono::milliseconds(0)) {
-    fail(ErrorKind::kInvalidArgument, "a queue with a negative timeout");
+    fail(ErrorKind::kInvalidArgument, "the timeout of a queue must be >= 0 ms, got ",
+         options.timeout.count());
   }
   look_at_orphans();  // each has descriptors
   const auto timeout = std::min<std::int64_t>(options.timeout.count(), UINT32_MAX);

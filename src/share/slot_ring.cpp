@@ -44,7 +44,8 @@ std::size_t SlotRing::bytes_for(std::size_t slots, std::size_t slot_bytes,
     fail(ErrorKind::kInvalidArgument, "Slots: ", slots, " slots; there can be 1 to ", kMostSlots);
   }
   if (slot_bytes > SIZE_MAX / (4 * kMostSlots) || layout_bytes > SIZE_MAX / 4) {
-    fail(ErrorKind::kResource, "Slots: slots of ", slot_bytes, " bytes are beyond any memory");
+    fail(ErrorKind::kResource, "Slots: slots of ", slot_bytes,
+         " bytes are too large for any memory");
   }
   return Offsets(slots, slot_bytes, layout_bytes).end;
 }

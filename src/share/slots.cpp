@@ -40,7 +40,7 @@ struct Slot::Held {
 };
 
 Slot::Held& Slot::held() const {
-  if (!held_) fail(ErrorKind::kInvalidArgument, "this Slot holds no slot");
+  if (!held_) fail(ErrorKind::kInvalidArgument, "this Slot is empty; fill() or next() gives one");
   return *held_;
 }
 
@@ -50,7 +50,8 @@ at::Tensor Slot::operator[](std::size_t i) const {
   Held& slot = held();
   if (slot.finished) fail(ErrorKind::kInvalidArgument, "this slot was given back");
   if (i >= size()) {
-    fail(ErrorKind::kInvalidArgument, "tensor ", i, " of a slot of ", size(), " tensors");
+    fail(ErrorKind::kInvalidArgument, "tensor ", i, " does not exist: the slot has ", size(),
+         " tensors");
   }
   return slot.owner->layout.view(i, slot.owner->ring.data(slot.slot), held_);
 }
@@ -65,7 +66,7 @@ void Slot::commit() {
   Held& slot = held();
   if (slot.finished) fail(ErrorKind::kInvalidArgument, "this slot was committed or given back");
   if (slot.generation != fork_generation()) {
-    fail(ErrorKind::kInvalidArgument, "this slot is that of the process that forked this one");
+    fail(ErrorKind::kInvalidArgument, "this slot belongs to the parent of this forked process");
   }
   slot.finished = true;
   slot.owner->ring.commit(slot.slot);
@@ -87,7 +88,8 @@ Slots::Slots(std::size_t count, const std::vector<TensorSpec>& tensors) {
 }
 
 const std::shared_ptr<Slots::Impl>& Slots::impl() const {
-  if (!impl_) fail(ErrorKind::kInvalidArgument, "this Slots object holds none");
+  if (!impl_)
+    fail(ErrorKind::kInvalidArgument, "this Slots object is empty; construct or open one");
   return impl_;
 }
 

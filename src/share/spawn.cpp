@@ -38,7 +38,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& change
 void check(const std::vector<std::string>& program, const ProcessOptions& options) {
   if (program.empty()) fail(ErrorKind::kInvalidArgument, "spawn: no program to run");
   if (options.count < 1) {
-    fail(ErrorKind::kInvalidArgument, "spawn: ", options.count, " processes; it takes at least 1");
+    fail(ErrorKind::kInvalidArgument, "spawn: count must be >= 1, got ", options.count);
   }
   for (const std::string& line : options.environment) {
     if (line.find('=') == std::string::npos || line.starts_with('=')) {
@@ -199,7 +199,8 @@ struct Processes::Impl {
 
   Worker& worker(int index) {
     if (index < 0 || static_cast<std::size_t>(index) >= workers.size()) {
-      fail(ErrorKind::kInvalidArgument, "process ", index, " of ", workers.size());
+      fail(ErrorKind::kInvalidArgument, "process ", index, " does not exist: there are ",
+           workers.size());
     }
     return workers[static_cast<std::size_t>(index)];
   }
@@ -242,11 +243,11 @@ Processes::~Processes() {
 }
 
 Processes::Impl& Processes::impl() const {
-  if (!impl_) fail(ErrorKind::kInvalidArgument, "this Processes object holds none");
+  if (!impl_) fail(ErrorKind::kInvalidArgument, "this Processes object is empty; spawn gives one");
   if (impl_->generation != fork_generation()) {
     fail(ErrorKind::kUnsupported,
-         "these processes were started by the process that forked this one, and are its children: "
-         "wait for them and signal them there");
+         "these processes are children of the parent of this forked process: wait for them and "
+         "signal them there");
   }
   return *impl_;
 }

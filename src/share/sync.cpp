@@ -109,7 +109,8 @@ namespace {
 
 std::shared_ptr<Shared::Impl> make_barrier(std::size_t parties) {
   if (parties == 0 || parties > 65535) {
-    fail(ErrorKind::kInvalidArgument, "a barrier of ", parties, " parties: it must be 1 to 65535");
+    fail(ErrorKind::kInvalidArgument, "the parties of a barrier must be from 1 to 65535, got ",
+         parties);
   }
   return make<BarrierMemory>(Shared::Kind::kBarrier, [&](BarrierMemory& memory) {
     memory.init(static_cast<std::uint32_t>(parties));
@@ -136,7 +137,8 @@ Lock::Lock(const Shared& object) : Shared(as(Kind::kLock, object)) {}
 Lock Lock::take_values(ValueReader& from) { return Lock(from.take<Shared>()); }
 Lock::Taken Lock::lock(const Deadline& deadline) const {
   const auto taken = memory_of<LockMemory>(*this).mutex.lock(deadline);
-  if (!taken) fail(ErrorKind::kTimeout, "lock: another had it until the deadline");
+  if (!taken)
+    fail(ErrorKind::kTimeout, "lock: another process or thread held it until the deadline");
   return to_public(*taken);
 }
 std::optional<Lock::Taken> Lock::try_lock() const {

@@ -64,12 +64,13 @@ at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   for (std::size_t i = sizes.size(); i-- > 0;) {
     handle.strides[i] = std::max<std::int64_t>(count, 1);
     if (sizes[i] < 0 || __builtin_mul_overflow(count, sizes[i], &count)) {
-      fail(ErrorKind::kInvalidArgument, "empty: sizes ", c10::str(sizes), " are of no tensor");
+      fail(ErrorKind::kInvalidArgument, "empty: sizes ", c10::str(sizes),
+           " are negative or too large");
     }
   }
   const auto item = static_cast<std::int64_t>(c10::elementSize(handle.type));
   if (__builtin_mul_overflow(count, item, &count)) {
-    fail(ErrorKind::kResource, "empty: sizes ", c10::str(sizes), " are beyond any memory");
+    fail(ErrorKind::kResource, "empty: sizes ", c10::str(sizes), " are too large for any memory");
   }
   handle.storage_bytes = static_cast<std::uint64_t>(count);
   if (count > 0) handle.storage = {1, 0};

@@ -21,8 +21,8 @@ std::uint64_t ValueReader::take_unsigned() {
 
 const Value& ValueReader::one() {
   if (next_ >= message_.size()) {
-    fail(ErrorKind::kInvalidArgument, "value ", next_, " of a message of ", message_.size(),
-         " values");
+    fail(ErrorKind::kInvalidArgument, "value ", next_, " does not exist: the message has ",
+         message_.size(), " values");
   }
   return message_[next_++];
 }

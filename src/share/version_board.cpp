@@ -48,7 +48,7 @@ std::size_t VersionBoard::bytes_for(std::size_t buffers, std::size_t buffer_byte
          kMostBuffers);
   }
   if (buffer_bytes > SIZE_MAX / (2 * kMostBuffers) || layout_bytes > SIZE_MAX / 4) {
-    fail(ErrorKind::kResource, "Published: ", buffer_bytes, " bytes are beyond any memory");
+    fail(ErrorKind::kResource, "Published: ", buffer_bytes, " bytes are too large for any memory");
   }
   return Offsets(buffers, buffer_bytes, layout_bytes).end;
 }
@@ -180,7 +180,7 @@ void VersionBoard::become_writer() const {
     }
     if (!head_->writer.compare_exchange_strong(seen, me)) {
       fail(ErrorKind::kInvalidArgument, "publish: pid ", pid_of(seen),
-           " was quicker to become the writer; there is one");
+           " became the writer at the same time; there can be only one");
     }
   }
   // The writer before may have ended in the middle of it.

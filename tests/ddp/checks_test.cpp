@@ -278,7 +278,7 @@ TEST(ParameterGroupTest, WhatIsRefused) {
       });
     };
     EXPECT_THAT(refused({{{"experts.weight"}, world}}), HasSubstr("experts.weight"));
-    EXPECT_THAT(refused({{{"expert.weight"}, {}}}), HasSubstr("is none"));
+    EXPECT_THAT(refused({{{"expert.weight"}, {}}}), HasSubstr("is empty"));
     EXPECT_THAT(refused({{{"expert.weight"}, world}, {{"expert.weight"}, world}}),
                 HasSubstr("named twice"));
   });

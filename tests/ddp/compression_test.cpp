@@ -19,7 +19,7 @@ struct TaskImpl : torch::nn::Module {
 };
 TORCH_MODULE(Task);
 
-torch::nn::Sequential make_net() {
+torch::nn::Sequential make_large_net() {
   return seeded(11, [] {
     return torch::nn::Sequential(Linear(8, 32), torch::nn::Tanh(), Linear(32, 16),
                                  torch::nn::Tanh(), Linear(16, 4));
@@ -166,7 +166,7 @@ TEST(CompressionTest, OtherTypes) {
 }
 
 double train(const ProcessGroup& world, int rank, CommHook hook, const DdpOptions& options) {
-  auto net = make_net();
+  auto net = make_large_net();
   const auto teacher = random(3, {8, 4});
   DistributedDataParallel model(net, world, options);
   if (hook) model.register_comm_hook(std::move(hook));
@@ -329,7 +329,7 @@ TEST(PowerSgdTest, ZeroGradients) {
 TEST(PowerSgdTest, StateSurvivesOtherBuckets) {
   const auto run = [](const ProcessGroup& world, int rank, const DdpOptions& options, bool quantize,
                       bool freeze) {
-    auto net = make_net();
+    auto net = make_large_net();
     DistributedDataParallel model(net, world, options);
     const CommHook hook =
         quantize
@@ -375,7 +375,8 @@ TEST(PowerSgdTest, SaveAndLoad) {
       return gradients_of(*net);
     };
     const auto check = [&](auto make) {
-      auto whole_net = make_net(), first_net = make_net(), second_net = make_net();
+      auto whole_net = make_large_net(), first_net = make_large_net(),
+           second_net = make_large_net();
       auto whole = make(), first = make(), second = make();
       DistributedDataParallel all(whole_net, world), begins(first_net, world),
           goes_on(second_net, world);
@@ -437,7 +438,7 @@ TEST(PowerSgdTest, BadOptionsAndForeignState) {
 // ranks' hooks in step.
 TEST(PowerSgdTest, InStepAfterAFailure) {
   run_ranks(3, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_large_net();
     DistributedDataParallel model(net, world,
                                   {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kEarly});
     const hooks::PowerSgd power(
@@ -464,7 +465,7 @@ TEST(PowerSgdTest, InStepAfterAFailure) {
 // Post-local SGD: the same as plain until it starts, then models meet every few steps.
 TEST(PostLocalSgdTest, ModelsMeet) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_large_net();
     DistributedDataParallel model(net, world);
     model.register_comm_hook(hooks::PostLocalSgd({.start_local_sgd_iter = 4}));
     torch::optim::SGD sgd(net->parameters(), 0.05);
@@ -494,7 +495,7 @@ TEST(PostLocalSgdTest, ModelsMeet) {
 
 TEST(PostLocalSgdTest, ConvergesLikePlain) {
   const auto run = [](const ProcessGroup& world, int rank, bool local) {
-    auto net = make_net();
+    auto net = make_large_net();
     const auto teacher = random(3, {8, 4});
     DistributedDataParallel model(net, world);
     if (local) model.register_comm_hook(hooks::PostLocalSgd({.start_local_sgd_iter = 20}));

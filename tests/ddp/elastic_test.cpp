@@ -13,7 +13,7 @@ using testing::HasSubstr;
 using torch::nn::Linear;
 namespace optim = torch::optim;
 
-torch::nn::Sequential make_net() {
+torch::nn::Sequential make_elastic_net() {
   return seeded(
       5, [] { return torch::nn::Sequential(Linear(6, 40), torch::nn::Tanh(), Linear(40, 1)); });
 }
@@ -35,7 +35,7 @@ at::Tensor loss_of(const at::Tensor& output, const Batch& batch) {
 
 // What one process gets that nobody disturbs.
 double undisturbed_loss(std::uint64_t steps) {
-  auto net = make_net();
+  auto net = make_elastic_net();
   optim::AdamW optimizer(net->parameters(), optim::AdamWOptions(1e-2));
   for (std::uint64_t step = 0; step < steps; ++step) {
     optimizer.zero_grad();
@@ -47,7 +47,7 @@ double undisturbed_loss(std::uint64_t steps) {
   return loss_of(net->forward(batch.input), batch).item<double>();
 }
 
-ProcessGroup make_group(const Rank& r, int rank, int size, const std::string& name) {
+ProcessGroup make_members(const Rank& r, int rank, int size, const std::string& name) {
   return new_group("convoy",
                    {.timeout = 60s, .store = r.store(), .rank = rank, .size = size, .name = name});
 }
@@ -60,9 +60,9 @@ TEST(ElasticTest, KilledMembersAreReplaced) {
   ranks.start([](Rank& r) {
     const bool joins = r.id() >= kMembers;
     if (joins) r.wait_for(concat("kill ", r.id() - kMembers + 1));
-    auto net = make_net();
-    DistributedDataParallel model(net, joins ? make_group(r, 0, 1, concat("own ", r.id()))
-                                             : make_group(r, r.id(), kMembers, "world"));
+    auto net = make_elastic_net();
+    DistributedDataParallel model(net, joins ? make_members(r, 0, 1, concat("own ", r.id()))
+                                             : make_members(r, r.id(), kMembers, "world"));
     ShardedOptimizer<optim::AdamW> optimizer(model.reducer(), optim::AdamWOptions(1e-2));
     int changes = 0;
     const auto made = elastic::run(model,
@@ -112,7 +112,7 @@ TEST(ElasticTest, NewcomerThatHangsIsKilled) {
     const bool joins = r.id() >= 2;
     if (r.id() == 3) r.wait_for("the other one hangs");
     ProcessGroup group =
-        joins ? make_group(r, 0, 1, concat("own ", r.id())) : make_group(r, r.id(), 2, "world");
+        joins ? make_members(r, 0, 1, concat("own ", r.id())) : make_members(r, r.id(), 2, "world");
     group.set_timeout(500ms);
     const elastic::Model model{.group = [&] { return group; },
                                .update =
@@ -139,9 +139,9 @@ TEST(ElasticTest, NewcomerThatHangsIsKilled) {
 // Without a death: who asks is taken in at the next look; who comes too late is told so.
 TEST(ElasticTest, MembersJoin) {
   RankGroup(3, RankMode::kThreads).run([](Rank& r) {
-    auto net = make_net();
+    auto net = make_elastic_net();
     const bool joins = r.id() != 0;
-    DistributedDataParallel model(net, make_group(r, 0, 1, concat("own ", r.id())));
+    DistributedDataParallel model(net, make_members(r, 0, 1, concat("own ", r.id())));
     optim::SGD sgd(net->parameters(), 0.01);
     int size = 1;
     const auto body = [&](std::uint64_t) {
@@ -158,7 +158,8 @@ TEST(ElasticTest, MembersJoin) {
     expect_equal_on_all(model.group(), net->parameters());
     r.barrier();
     if (joins) {
-      DistributedDataParallel late(make_net(), make_group(r, 0, 1, concat("late ", r.id())));
+      DistributedDataParallel late(make_elastic_net(),
+                                   make_members(r, 0, 1, concat("late ", r.id())));
       EXPECT_EQ(elastic::run(late, options, body), 0U);
     }
   });
@@ -167,7 +168,7 @@ TEST(ElasticTest, MembersJoin) {
 // A step that fails again and again although nobody has died ends the run.
 TEST(ElasticTest, NobodyHasDied) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    DistributedDataParallel model(make_net(), world);
+    DistributedDataParallel model(make_elastic_net(), world);
     int times = 0;
     EXPECT_THAT(text_of([&] {
                   elastic::run(model, {.store = r.store()}, [&](std::uint64_t) -> bool {
@@ -183,7 +184,7 @@ TEST(ElasticTest, NobodyHasDied) {
 // Who has given up waiting is not called any more.
 TEST(ElasticTest, WhoWaitsInVain) {
   run_ranks(1, [](Rank& r, const ProcessGroup& own) {
-    DistributedDataParallel model(make_net(), own);
+    DistributedDataParallel model(make_elastic_net(), own);
     EXPECT_THAT(text_of([&] {
                   elastic::run(model, {.store = r.store(), .joins = true, .timeout = 100ms},
                                [](std::uint64_t) { return false; });
@@ -195,7 +196,7 @@ TEST(ElasticTest, WhoWaitsInVain) {
 
 TEST(ElasticTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    DistributedDataParallel model(make_net(), world);
+    DistributedDataParallel model(make_elastic_net(), world);
     const auto text = [&](const elastic::Options& options) {
       return text_of([&] { elastic::run(model, options, [](std::uint64_t) { return false; }); });
     };

@@ -184,7 +184,7 @@ TEST(GroupChangeTest, WhatItRefuses) {
     auto net = make_net();
     DistributedDataParallel model(net, world);
     EXPECT_THAT(text_of([&] { model.update_process_group({}); }),
-                HasSubstr("the new group is none"));
+                HasSubstr("the new group is empty"));
     {
       const auto scope = model.no_sync();
       EXPECT_THAT(text_of([&] { model.update_process_group(world); }), HasSubstr("no_sync"));

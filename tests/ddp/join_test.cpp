@@ -427,7 +427,7 @@ TEST(JoinTest, ThrowsOnEarlyTermination) {
     join({&model}, [&] { train(3); }, options);  // nobody is early
     const auto text =
         text_of([&] { join({&model}, [&] { train(r.id() == 1 ? 5 : 10); }, options); });
-    EXPECT_THAT(text, AllOf(HasSubstr("rank 1 had no more inputs after 5 steps"),
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 1 ran out of inputs after 5 steps"),
                             HasSubstr("throw_on_early_termination")));
     EXPECT_EQ(steps, 3 + 5);
     expect_equal_on_all(world, net->parameters());
@@ -475,7 +475,7 @@ TEST(JoinTest, ExceptionsAreEverybodys) {
       if (r.id() == 2) {
         EXPECT_EQ(text, "the disk is full");
       } else {
-        EXPECT_THAT(text, HasSubstr("rank 2 has left by an exception: the disk is full"));
+        EXPECT_THAT(text, HasSubstr("rank 2 left the loop by an exception: the disk is full"));
       }
       step(0);  // everything works as before
       expect_equal_on_all(world, gradients_of(*net));
@@ -527,8 +527,8 @@ TEST(JoinTest, WhatIsRefused) {
       return text_of([&] { Join scope(std::move(joinables), options); });
     };
     EXPECT_THAT(refused({}), HasSubstr("list of joinables is empty"));
-    EXPECT_THAT(refused({&model, &elsewhere}), HasSubstr("is of group \"second\""));
-    EXPECT_THAT(refused({&model, &model}), HasSubstr("there twice"));
+    EXPECT_THAT(refused({&model, &elsewhere}), HasSubstr("joinable 1 uses group \"second\""));
+    EXPECT_THAT(refused({&model, &model}), HasSubstr("joinable 0 was passed twice"));
     EXPECT_THAT(refused({&model}, {.divide_by_initial_world_size = r.id() == 0}),
                 HasSubstr("option divide_by_initial_world_size"));
     {
@@ -537,11 +537,11 @@ TEST(JoinTest, WhatIsRefused) {
       Counter counter(world);
       EXPECT_THAT(refused({&counter}), HasSubstr("a Join of this group already"));
       scope.finish();
-      EXPECT_THAT(text_of([&] { scope.finish(); }), HasSubstr("is over"));
+      EXPECT_THAT(text_of([&] { scope.finish(); }), HasSubstr("has ended"));
     }
     model.register_comm_hook(hooks::all_reduce);
     EXPECT_THAT(refused({&model}, {.divide_by_initial_world_size = false}),
-                HasSubstr("is the comm hook's"));
+                HasSubstr("the model has a comm hook"));
     Counter first(world), next(world);
     const auto text = text_of([&] { join({&first, &next}, [&] { next.step(); }); });
     EXPECT_THAT(text, HasSubstr("before joinable 0"));

@@ -12,7 +12,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using torch::nn::Linear;
 
-torch::nn::Sequential make_net() {
+torch::nn::Sequential make_mixed_net() {
   return seeded(31, [] {
     return torch::nn::Sequential(Linear(6, 20), torch::nn::ReLU(), Linear(20, 10),
                                  torch::nn::Tanh(), Linear(10, 3));
@@ -57,12 +57,12 @@ class ByHand {
     low_->zero_grad();
   }
 
-  torch::nn::Sequential full = make_net();
+  torch::nn::Sequential full = make_mixed_net();
 
  private:
   ProcessGroup world_;
   at::ScalarType low_type_, reduce_;
-  torch::nn::Sequential low_ = make_net();
+  torch::nn::Sequential low_ = make_mixed_net();
 };
 
 TEST(MixedPrecisionTest, MatchesALoopByHand) {
@@ -71,7 +71,7 @@ TEST(MixedPrecisionTest, MatchesALoopByHand) {
       for (const Mode& mode : modes()) {
         SCOPED_TRACE(mode.name);
         run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-          auto net = make_net();
+          auto net = make_mixed_net();
           MixedPrecision mixed{.param_dtype = low};
           if (reduce != low) mixed.reduce_dtype = reduce;
           DistributedDataParallel model(net, world, with(mixed, mode.options));
@@ -244,7 +244,7 @@ TEST(MixedPrecisionTest, Inputs) {
 TEST(MixedPrecisionTest, OnlyReduceDtype) {
   for (const bool views : {true, false}) {
     run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-      auto net = make_net(), plain = make_net();
+      auto net = make_mixed_net(), plain = make_mixed_net();
       DistributedDataParallel model(
           net, world, with({.reduce_dtype = at::kBFloat16}, {.gradient_as_bucket_view = views})),
           exact(plain, world);
@@ -266,7 +266,7 @@ TEST(MixedPrecisionTest, OnlyReduceDtype) {
 TEST(MixedPrecisionTest, OptimizerInBackwardUpdatesFullParameters) {
   for (const auto reduce : {at::kBFloat16, at::kFloat}) {
     run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-      auto fused = make_net(), separate = make_net();
+      auto fused = make_mixed_net(), separate = make_mixed_net();
       const auto options = with({.param_dtype = at::kBFloat16, .reduce_dtype = reduce});
       DistributedDataParallel model(fused, world, options), plain(separate, world, options);
       const OptimizerInBackward optimizer(model.reducer(), Sgd{.lr = 1e-4});
@@ -290,7 +290,7 @@ TEST(MixedPrecisionTest, OptimizerInBackwardUpdatesFullParameters) {
 // Several forwards before their backwards, outputs that are dropped, and an error on one rank.
 TEST(MixedPrecisionTest, OrdersOfCalls) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_mixed_net();
     DistributedDataParallel model(net, world,
                                   with({.param_dtype = at::kBFloat16}, {.bucket_cap_mb = 0.001}));
     const auto x = input_of(r.id(), 0, {4, 6}), z = input_of(r.id(), 1, {4, 6});
@@ -379,7 +379,7 @@ TEST(MixedPrecisionTest, OtherParameters) {
 
 TEST(MixedPrecisionTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_mixed_net();
     const auto text = [&](const MixedPrecision& mixed) {
       return text_of([&] { DistributedDataParallel(net, world, with(mixed)); });
     };

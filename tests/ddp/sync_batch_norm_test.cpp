@@ -179,7 +179,7 @@ TEST(SyncBatchNormTest, WhatIsRefused) {
                 AllOf(HasSubstr("SyncBatchNorm2d of 4 features"), HasSubstr("[2, 3, 1, 1]")));
     EXPECT_THAT(text_of([&] { norm(at::ones({2, 4})); }), HasSubstr("[2, 4]"));
     EXPECT_THAT(text_of([&] { norm(at::ones({r.id(), 4, 1, 1})); }),
-                HasSubstr("one value for a channel on all ranks"));
+                HasSubstr("more than one value per channel over all ranks"));
     const auto x = random(1, {2, 4, 1, 1}).requires_grad_();
     const auto y = norm(x).pow(2).sum();
     EXPECT_THAT(text_of([&] { torch::autograd::grad({y}, {x}, {}, true, true); }),
@@ -265,8 +265,9 @@ TEST(SyncBatchNormTest, ConvertsAModel) {
   });
   run_ranks(1, [](Rank&, const ProcessGroup& world) {
     WithMemberImpl net;
-    EXPECT_THAT(text_of([&] { nn::convert_sync_batchnorm(net, world); }),
-                AllOf(HasSubstr(" is held by others"), HasSubstr("SyncBatchNorm")));
+    EXPECT_THAT(
+        text_of([&] { nn::convert_sync_batchnorm(net, world); }),
+        AllOf(HasSubstr(" is also held outside of its parent"), HasSubstr("SyncBatchNorm")));
     EXPECT_NE(net.sequence[0]->as<torch::nn::BatchNorm1d>(), nullptr);  // nothing was changed
     torch::nn::BatchNorm1d norm(2);
     EXPECT_THROW(nn::convert_sync_batchnorm(*norm, world), Error);
@@ -324,7 +325,7 @@ TEST(SyncBatchNormTest, ThrowsOnEarlyTermination) {
            },
            {.throw_on_early_termination = true});
     });
-    EXPECT_THAT(text, HasSubstr("rank 0 had no more inputs after 5 steps"));
+    EXPECT_THAT(text, HasSubstr("rank 0 ran out of inputs after 5 steps"));
     EXPECT_EQ(steps, 5);
     expect_equal_on_all(world, net->buffers());
   });

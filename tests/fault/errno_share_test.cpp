@@ -1,6 +1,6 @@
 // Every system call may fail while tensors are shared: every call, errno and place. Hundreds of
 // runs, some of which wait for a deadline: minutes.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "base/concat.h"
 #include "convoy/published.h"

@@ -16,14 +16,14 @@ using torch::nn::Linear;
 namespace optim = torch::optim;
 
 using Made = std::unique_ptr<ShardedOptimizerBase>;
-struct Case {
+struct ShardedCase {
   std::string name;
   OptimizerRule rule;
   std::function<std::unique_ptr<optim::Optimizer>(std::vector<at::Tensor>)> reference;
   std::function<Made(Reducer&, const ShardedOptimizerOptions&)> sharded;
 };
 template <class Optimizer, class Options>
-Case make_case(const std::string& name, const OptimizerRule& rule, const Options& options) {
+ShardedCase make_case(const std::string& name, const OptimizerRule& rule, const Options& options) {
   return {name, rule,
           [options](std::vector<at::Tensor> parameters) {
             return std::make_unique<Optimizer>(std::move(parameters), options);
@@ -33,7 +33,7 @@ Case make_case(const std::string& name, const OptimizerRule& rule, const Options
           }};
 }
 
-std::vector<Case> cases() {
+std::vector<ShardedCase> sharded_cases() {
   return {
       make_case<optim::SGD>("SGD", Sgd{.lr = 0.03}, optim::SGDOptions(0.03)),
       make_case<optim::SGD>(
@@ -65,7 +65,7 @@ std::vector<Case> cases() {
 // The same to the bit as the replicated kernel, and within rounding as libtorch's; gradients are
 // undefined afterwards, states are divided.
 TEST(ShardedOptimizerTest, EqualsReplicatedOnes) {
-  for (const Case& one : cases()) {
+  for (const ShardedCase& one : sharded_cases()) {
     for (const How& how : hows()) {
       SCOPED_TRACE(one.name + ", " + how.name);
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {

@@ -1,7 +1,7 @@
 #include "kill.h"
 
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <random>
 #include <thread>

@@ -4,7 +4,7 @@
 #include <ATen/MapAllocator.h>
 #include <ATen/ops/_efficientzerotensor.h>
 #include <sys/mman.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "convoy/published.h"
 #include "convoy/queue.h"

@@ -1,6 +1,6 @@
 // Between processes: the scenarios of PyTorch's test_multiprocessing.py, under their names.
 #include <gmock/gmock.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <filesystem>
 

@@ -1,6 +1,9 @@
 // Published weights and slots between processes, some of which are killed.
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <random>
@@ -21,7 +24,7 @@ class SlotsTest : public ShareTest {};
 using Weights = std::vector<at::Tensor>;
 
 // A few shapes, one of which is large enough to be torn, all filled with the version.
-Weights filled(std::uint64_t version) {
+Weights weights_of(std::uint64_t version) {
   const auto value = static_cast<double>(version);
   return {at::full({300, 500}, value), at::full({7}, value, at::kLong), at::full({}, value)};
 }
@@ -120,13 +123,13 @@ TEST_F(PublishedTest, KilledReaders) {
   constexpr std::uint64_t kLast = std::uint64_t{1} << 40;
   constexpr int kReaders = 3, kKills = 4;
   std::mt19937 random(7);
-  const share::Published<Weights> weights(filled(1), {.buffers = kReaders + 2});
+  const share::Published<Weights> weights(weights_of(1), {.buffers = kReaders + 2});
   auto readers = spawn<read_versions>(kReaders, weights, kLast);
   for (int i = 0; i < kReaders; ++i) readers.channel(i).receive_message(soon());
   const auto limit = soon();
   const auto publish_for_a_moment = [&] {
     const auto until = Deadline::after(std::chrono::milliseconds(20 + random() % 20));
-    while (!until.expired()) weights.publish(filled(weights.version() + 1));
+    while (!until.expired()) weights.publish(weights_of(weights.version() + 1));
   };
   for (int kill = 0; kill < kKills; ++kill) {
     publish_for_a_moment();
@@ -134,7 +137,7 @@ TEST_F(PublishedTest, KilledReaders) {
     ::kill(readers.pids()[static_cast<std::size_t>(victim)], SIGKILL);
     std::vector<ProcessFailure> failed;
     while (failed.empty() && !limit.expired()) {
-      weights.publish(filled(weights.version() + 1));
+      weights.publish(weights_of(weights.version() + 1));
       failed = readers.restart_failed();
     }
     ASSERT_EQ(failed.size(), 1U);
@@ -150,9 +153,9 @@ TEST_F(PublishedTest, KilledReaders) {
 // Publishes without end: its own, or what another one began.
 void write_versions(int, const std::optional<at::Tensor>& handle) {
   const auto weights =
-      handle ? share::Published<Weights>::open(*handle) : share::Published<Weights>(filled(1));
+      handle ? share::Published<Weights>::open(*handle) : share::Published<Weights>(weights_of(1));
   spawned()->parent.send(Message{weights.handle()});
-  for (;;) weights.publish(filled(weights.version() + 1));
+  for (;;) weights.publish(weights_of(weights.version() + 1));
 }
 
 // A writer is killed in the middle: the newest whole version stays readable, and another process
@@ -163,7 +166,7 @@ TEST_F(PublishedTest, KilledWriters) {
   auto handle = writer.channel(0).receive(soon());
   const auto weights = share::Published<Weights>::open(handle);
   expect_error(ErrorKind::kInvalidArgument, "there is one writer",
-               [&] { weights.publish(filled(1)); });
+               [&] { weights.publish(weights_of(1)); });
   std::uint64_t last = 0;
   for (int kill = 0; kill < 3; ++kill) {
     const auto limit = soon();
@@ -185,7 +188,7 @@ TEST_F(PublishedTest, KilledWriters) {
     writer.channel(0).receive(soon());
   }
   writer.terminate(std::chrono::milliseconds(0));
-  weights.publish(filled(weights.version() + 1));  // nobody else does any more
+  weights.publish(weights_of(weights.version() + 1));  // nobody else does any more
   EXPECT_EQ(version_in(weights.read()), weights.version());
 }
 
@@ -217,8 +220,9 @@ TEST_F(SlotsTest, FillAndRead) {
   EXPECT_FALSE(slots.try_next());
   expect_error(ErrorKind::kInvalidArgument, "no tensor 'rewards'",
                [&] { (void)slots.try_fill()["rewards"]; });
-  expect_error(ErrorKind::kInvalidArgument, "no slot", [] { (void)share::Slot()[0]; });
-  expect_error(ErrorKind::kInvalidArgument, "size is -1", [] { share::Slots(2, {{"x", {-1}}}); });
+  expect_error(ErrorKind::kInvalidArgument, "this Slot is empty", [] { (void)share::Slot()[0]; });
+  expect_error(ErrorKind::kInvalidArgument, "sizes must be >= 0, got -1",
+               [] { share::Slots(2, {{"x", {-1}}}); });
   slots.close();
   EXPECT_FALSE(slots.try_fill());
   EXPECT_FALSE(slots.next(soon()));
@@ -242,7 +246,7 @@ void fill_half(int, const share::Slots& slots) {
   for (;;) ::pause();
 }
 
-// All slots are half filled by actors that are killed: they come back to who waits for one.
+// All slots are half weights_of by actors that are killed: they come back to who waits for one.
 TEST_F(SlotsTest, HalfFilledSlotsComeBack) {
   const share::Slots slots(2, {{"x", {10}}});
   auto actors = spawn<fill_half>(2, slots);

@@ -1,7 +1,7 @@
 #include "queue_kill.h"
 
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <random>
 #include <thread>

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>
@@ -22,7 +22,7 @@ namespace {
 
 struct QueueLifeTest : ShareTest {};
 
-Deadline brief() { return Deadline::after(std::chrono::milliseconds(20)); }
+Deadline a_moment() { return Deadline::after(std::chrono::milliseconds(20)); }
 
 // The sender has let go of it before it arrives.
 TEST_F(QueueLifeTest, UnderWayOverAChannel) {
@@ -177,7 +177,7 @@ TEST_F(QueueLifeTest, MessagesThatCannotBeUnpacked) {
   };
   fill();
   without_memory([&] {
-    EXPECT_TRUE(queue.get_many(8, brief()).empty());
+    EXPECT_TRUE(queue.get_many(8, a_moment()).empty());
     EXPECT_EQ(queue.lost().items, 4u);
   });
   expect_nothing_held();
@@ -242,7 +242,7 @@ TEST_F(QueueLifeTest, ASilentOffer) {
   const auto slash = path.rfind('/');
   const Listener silent(path.substr(0, slash), path.substr(slash + 1));
   expect_error(ErrorKind::kTimeout, concat("pid ", ::getpid(), " offers 'silent'"),
-               [&] { open("silent", brief()); });
+               [&] { open("silent", a_moment()); });
 }
 
 // Without a descriptor for who connects the offer waits, and does not keep a core busy.

@@ -1,5 +1,5 @@
 // What takes too long for each run of the tests.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "queue_kill.h"
 

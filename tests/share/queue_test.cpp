@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <random>
@@ -76,13 +76,14 @@ TEST_F(QueueTest, WaitsAndLimits) {
 TEST_F(QueueTest, Arguments) {
   const Queue none;
   expect_error(ErrorKind::kInvalidArgument, "not a queue", [&] { none.put({1}); });
-  expect_error(ErrorKind::kInvalidArgument, "capacity 0",
+  expect_error(ErrorKind::kInvalidArgument, "capacity of a queue must be from 1 to 16777216, got 0",
                [] { Queue(QueueOptions{.capacity = 0}); });
   expect_error(ErrorKind::kInvalidArgument, "items of 1",
                [] { Queue(QueueOptions{.item_bytes = 1}); });
-  expect_error(ErrorKind::kInvalidArgument, "512 bytes more",
+  expect_error(ErrorKind::kInvalidArgument, "copy_below + 512",
                [] { Queue(QueueOptions{.item_bytes = 2048, .copy_below = 2000}); });
-  expect_error(ErrorKind::kInvalidArgument, "0 parties", [] { Barrier(std::size_t{0}); });
+  expect_error(ErrorKind::kInvalidArgument, "must be from 1 to 65535, got 0",
+               [] { Barrier(std::size_t{0}); });
   const Queue queue(QueueOptions{.capacity = 2});
   expect_error(ErrorKind::kInvalidArgument, "a queue, not an event", [&] { Event{queue}; });
   expect_error(ErrorKind::kUnsupported, "through a queue", [&] { queue.put({queue}); });
@@ -270,7 +271,7 @@ TEST_F(QueueTest, LocksOfTheDead) {
     }
     r.wait_for("locked");
     EXPECT_FALSE(lock.try_lock());
-    expect_error(ErrorKind::kTimeout, "another had it", [&] { lock.lock(brief()); });
+    expect_error(ErrorKind::kTimeout, "held it until", [&] { lock.lock(brief()); });
     expect_error(ErrorKind::kInvalidArgument, "does not hold", [&] { lock.unlock(); });
     r.mark("waits");
     EXPECT_EQ(lock.lock(r.deadline()), Lock::Taken::kFromDead);

@@ -1,6 +1,6 @@
 // More processes than cores, some of which are killed all the time.
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <random>
 

@@ -1,7 +1,8 @@
 // Processes that run a function of this program: the scenarios of PyTorch's
 // test_multiprocessing_spawn.py under their names, and what it does not test.
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -178,7 +179,8 @@ TEST_F(SpawnTest, LambdasAndQueues) {
 }
 
 TEST_F(SpawnTest, WrongUse) {
-  expect_error(ErrorKind::kInvalidArgument, "-1 processes", [] { (void)spawn<nothing>(-1); });
+  expect_error(ErrorKind::kInvalidArgument, "count must be >= 1, got -1",
+               [] { (void)spawn<nothing>(-1); });
   expect_error(ErrorKind::kInvalidArgument, "NAME=value",
                [] { (void)spawn<nothing>(ProcessOptions{.environment = {"x"}}); });
   expect_error(ErrorKind::kInvalidArgument, "detach", [] {

@@ -181,7 +181,8 @@ TEST_F(ShareTensorTest, MemoryMovesOnceAndInPlace) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(born.data_ptr()) % 64, 0U);
   expect_error(ErrorKind::kUnsupported, "meta", [] { share::empty({3}, at::kMeta); });
   expect_error(ErrorKind::kInvalidArgument, "sizes", [] { share::empty({-3}); });
-  expect_error(ErrorKind::kResource, "beyond any memory", [] { share::empty({INT64_MAX / 2}); });
+  expect_error(ErrorKind::kResource, "too large for any memory",
+               [] { share::empty({INT64_MAX / 2}); });
 }
 
 // torch ends the process by a segmentation fault.

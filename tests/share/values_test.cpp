@@ -1,7 +1,7 @@
 // Values of C++ types in messages, and the registry of functions.
 #include "convoy/values.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // The kernels round floats of 8 bits as torch converts them.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <cmath>
@@ -34,7 +34,8 @@ std::uint8_t convert(DataType type, float value) {
 }
 
 // A NaN has one code with us, and one for each sign with torch.
-void expect_same(DataType type, std::uint8_t actual, std::uint8_t torchs, const std::string& what) {
+void expect_same_bytes(DataType type, std::uint8_t actual, std::uint8_t torchs,
+                       const std::string& what) {
   const bool nan = type == DataType::kF8E4M3 ? (torchs & 0x7f) == 0x7f : (torchs & 0x7f) > 0x7c;
   ASSERT_EQ(int{actual}, nan ? 0x7f : int{torchs}) << what;
 }
@@ -63,7 +64,8 @@ TEST(Float8Test, RoundsAsTorchConverts) {
     const auto narrow = wide.to(kind.torchs).view(at::kByte);
     const auto* const codes = narrow.const_data_ptr<std::uint8_t>();
     for (std::size_t i = 0; i < values.size(); ++i) {
-      expect_same(kind.ours, convert(kind.ours, values[i]), codes[i], std::to_string(values[i]));
+      expect_same_bytes(kind.ours, convert(kind.ours, values[i]), codes[i],
+                        std::to_string(values[i]));
     }
   }
 }
@@ -80,10 +82,10 @@ TEST(Float8Test, SumsAndProductsOfAllPairs) {
         const auto x = static_cast<std::uint8_t>(a), y = static_cast<std::uint8_t>(b);
         const auto at = static_cast<std::int64_t>(a) * 256 + b;
         const std::string what = std::to_string(a) + " and " + std::to_string(b);
-        expect_same(kind.ours, reduce_one(kind.ours, ReduceOp::kSum, x, y),
-                    sums.const_data_ptr<std::uint8_t>()[at], what);
-        expect_same(kind.ours, reduce_one(kind.ours, ReduceOp::kProduct, x, y),
-                    products.const_data_ptr<std::uint8_t>()[at], what);
+        expect_same_bytes(kind.ours, reduce_one(kind.ours, ReduceOp::kSum, x, y),
+                          sums.const_data_ptr<std::uint8_t>()[at], what);
+        expect_same_bytes(kind.ours, reduce_one(kind.ours, ReduceOp::kProduct, x, y),
+                          products.const_data_ptr<std::uint8_t>()[at], what);
       }
     }
   }
