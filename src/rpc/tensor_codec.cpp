@@ -95,6 +95,11 @@ void check_kind(const at::Tensor& tensor) {
     fail(ErrorKind::kUnsupported, "rpc: a tensor of type ", c10::toString(tensor.scalar_type()),
          " cannot be passed to another process");
   }
+  if (static_cast<std::size_t>(tensor.dim()) > TensorHead::kMostDimensions) {
+    fail(ErrorKind::kUnsupported, "rpc: a tensor of ", tensor.dim(),
+         " dimensions cannot be passed to another process: at most ", TensorHead::kMostDimensions,
+         " can");
+  }
 }
 
 struct HeldPart {
@@ -204,7 +209,10 @@ bool TensorsOut::add_plain(const at::Tensor& tensor, std::size_t& with_message) 
   const auto type = static_cast<std::uint8_t>(c10::typeMetaToScalarType(impl->dtype()));
   const std::size_t item = item_bytes(type);
   const at::IntArrayRef sizes = impl->sizes();
-  if (item == 0 || !has_contiguous_strides(sizes, impl->strides())) return false;
+  if (item == 0 || sizes.size() > TensorHead::kMostDimensions ||
+      !has_contiguous_strides(sizes, impl->strides())) {
+    return false;
+  }
   const c10::Storage& storage = impl->unsafe_storage();
   const auto* const data = static_cast<const std::byte*>(storage.data());
   const std::size_t bytes = static_cast<std::size_t>(impl->numel()) * item;

@@ -321,6 +321,20 @@ TEST(RpcCodecTest, WhatCannotBePassedIsNamed) {
   const auto freed = torch::rand({10});
   freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
   EXPECT_EQ(kind_of([&] { static_cast<void>(encode(freed)); }), ErrorKind::kInvalidArgument);
+  for (const std::int64_t dimensions : {65, 256, 300}) {
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(dimensions), 1);
+    sizes.front() = 2;
+    for (const auto& tensor :
+         {torch::empty(sizes), torch::empty(sizes).transpose(0, dimensions - 1),
+          torch::empty(sizes).expand(sizes).narrow(0, 0, 1)}) {
+      EXPECT_EQ(kind_of([&] { static_cast<void>(encode(tensor)); }), ErrorKind::kUnsupported)
+          << dimensions;
+    }
+  }
+  const auto most = torch::ones(std::vector<std::int64_t>(64, 1));
+  const auto back = decode<at::Tensor>(encode(most));
+  EXPECT_EQ(back.sizes(), most.sizes());
+  EXPECT_EQ(back.item<float>(), 1);
 }
 
 // --- Bytes that may be anything ---------------------------------------------------------------
