@@ -246,7 +246,7 @@ TEST_P(MembershipTest, MergeAndVoluntaryShrink) {
                   HasSubstr("abort"));
     }
     EXPECT_THAT(text_of([&] { half.merge(nullptr, 4); }), HasSubstr("no store"));
-    EXPECT_THAT(text_of([&] { half.merge(r.store(), 1); }), HasSubstr("this group alone has 2"));
+    EXPECT_THAT(text_of([&] { half.merge(r.store(), 1); }), HasSubstr("size must be at least 2"));
     EXPECT_THAT(text_of([&] { half.shrink({1 - half.rank()}); }), HasSubstr("not among"));
     EXPECT_THAT(text_of([&] { half.shrink({0, 0}); }), HasSubstr("rank 0 is in the list twice"));
     EXPECT_THAT(text_of([&] { half.shrink({0, 7}); }), HasSubstr("there is no rank 7"));
