@@ -65,32 +65,34 @@ rpc::CallOptions options_of(Limit seconds) {
   return options;
 }
 
-std::uint32_t worker_of(const rpc::Session& session, const py::object& to) {
-  if (py::isinstance<py::str>(to)) {
-    const auto name = to.cast<std::string>();
+std::uint32_t worker_of(const PythonSession& session, const py::object& to) {
+  const auto find = [&](const auto& which) {
+    rpc::detail::SessionImpl& impl = *session.session().impl();
+    if (session.workers() == PythonSession::Workers::kStay) {
+      return rpc::detail::find_worker(impl, which);
+    }
     const py::gil_scoped_release unlocked;
-    return rpc::detail::find_worker(*session.impl(), name);
-  }
-  const auto rank = to.cast<std::int64_t>();
-  const py::gil_scoped_release unlocked;
-  return rpc::detail::find_worker(*session.impl(), rank);
+    return rpc::detail::find_worker(impl, which);
+  };
+  if (py::isinstance<py::str>(to)) return find(to.cast<std::string>());
+  return find(to.cast<std::int64_t>());
 }
 
 }  // namespace
 
-std::shared_ptr<PythonSession> PythonSession::of(const rpc::Session& session) {
+std::shared_ptr<PythonSession> PythonSession::of(const rpc::Session& session, Workers workers) {
   const std::lock_guard lock(sessions().mutex);
   auto& kept = sessions().by_session[session.impl().get()];
   auto found = kept.lock();
   if (!found) {
-    found = std::make_shared<PythonSession>(session);
+    found = std::make_shared<PythonSession>(session, workers);
     kept = found;
   }
   return found;
 }
 
-PythonSession::PythonSession(rpc::Session session)
-    : home_(::getpid()), session_(std::move(session)) {}
+PythonSession::PythonSession(rpc::Session session, Workers workers)
+    : home_(::getpid()), workers_(workers), session_(std::move(session)) {}
 
 bool PythonSession::is_at_home() const { return ::getpid() == home_; }
 
@@ -112,17 +114,24 @@ std::vector<dynamic::Function> PythonSession::functions(std::uint32_t worker) {
   return found;
 }
 
-std::vector<dynamic::Callee> PythonSession::find(std::uint32_t worker, const std::string& name) {
+std::vector<dynamic::Callee> PythonSession::find_known(std::uint32_t worker,
+                                                       const std::string& name) {
   std::shared_ptr<const Table> table;
   {
     const std::lock_guard lock(mutex_);
     const auto known = tables_.find(worker);
-    if (known != tables_.end()) table = known->second;
+    if (known == tables_.end()) return {};
+    table = known->second;
   }
-  if (!table || !table->contains(name)) table = ask(worker);
   std::vector<dynamic::Callee> found;
   const auto [first, last] = table->equal_range(name);
   for (auto each = first; each != last; ++each) found.emplace_back(each->second);
+  return found;
+}
+
+std::vector<dynamic::Callee> PythonSession::find(std::uint32_t worker, const std::string& name) {
+  const auto table = ask(worker);
+  auto found = find_known(worker, name);
   if (!found.empty()) return found;
   std::string text =
       "rpc: " + session_.worker_info(worker).name + " has no function \"" + name + "\"; it has:";
@@ -178,23 +187,25 @@ struct Ready {
   Prepared what;
 };
 
+std::vector<dynamic::Callee> callees_of(PythonSession& session, std::uint32_t worker,
+                                        const std::string& name) {
+  auto known = session.find_known(worker, name);
+  if (!known.empty()) return known;
+  const py::gil_scoped_release unlocked;
+  return session.find(worker, name);
+}
+
 Ready ready(const std::shared_ptr<PythonSession>& session, const py::object& to,
             const std::string& name, const py::args& arguments) {
-  const std::uint32_t worker = worker_of(session->session(), to);
-  const auto callees = [&] {
-    const py::gil_scoped_release unlocked;
-    return session->find(worker, name);
-  }();
+  const std::uint32_t worker = worker_of(*session, to);
+  const auto callees = callees_of(*session, worker, name);
   return {session, {worker, nullptr}, prepare(callees, arguments, /*on_reference=*/false)};
 }
 
 Ready ready_on(const PythonReference& reference, const std::string& name,
                const py::args& arguments) {
-  const auto callees = [&] {
-    const py::gil_scoped_release unlocked;
-    const auto owner = static_cast<std::uint32_t>(rpc::detail::owner_of(reference.handle).rank);
-    return reference.session->find(owner, name);
-  }();
+  const auto owner = static_cast<std::uint32_t>(rpc::detail::owner_of(reference.handle).rank);
+  const auto callees = callees_of(*reference.session, owner, name);
   return {
       reference.session, {0, reference.handle}, prepare(callees, arguments, /*on_reference=*/true)};
 }
@@ -230,8 +241,8 @@ struct PythonFuture {
 };
 
 // Calls function(future), on a thread of its own.
-void add_callback(const py::object& future, py::object function) {
-  const auto kept = held(py::make_tuple(std::move(function), future));
+void add_callback(const py::object& future, const py::object& function) {
+  const auto kept = held(py::make_tuple(function, future));
   const auto result = future.cast<const PythonFuture&>().result;
   const py::gil_scoped_release unlocked;
   rpc::detail::when_done(*result, [kept] {
@@ -298,12 +309,14 @@ void answer(const dynamic::Served& call, const dynamic::Signature& signature, py
 template <class Make>
 void answer_or_fail(const dynamic::Served& call, Make make) noexcept {
   try {
-    make();
-  } catch (py::error_already_set& error) {
-    const auto type = py::str(error.type().attr("__name__")).cast<std::string>();
-    const std::string text = error.what();
-    const py::gil_scoped_release unlocked;
-    call.fail(type, text);
+    try {
+      make();
+    } catch (py::error_already_set& error) {
+      const auto type = py::str(error.type().attr("__name__")).cast<std::string>();
+      const std::string text = error.what();
+      const py::gil_scoped_release unlocked;
+      call.fail(type, text);
+    }
   } catch (...) {
     const auto error = std::current_exception();
     const py::gil_scoped_release unlocked;
@@ -475,7 +488,8 @@ std::shared_ptr<PythonSession> make_session(const std::string& name, const std::
   options.threads = threads;
   options.operators = std::move(operators);
   if (come_and_go) options.members = rpc::Members::kComeAndGo;
-  return PythonSession::of(rpc::Session(options));
+  return PythonSession::of(rpc::Session(options), come_and_go ? PythonSession::Workers::kComeAndGo
+                                                              : PythonSession::Workers::kStay);
 }
 
 py::tuple info_of(const rpc::WorkerInfo& info) { return py::make_tuple(info.name, info.rank); }
@@ -545,7 +559,7 @@ void bind_session(py::module_& module) {
            })
       .def("functions",
            [](const std::shared_ptr<Session>& self, const py::object& to) {
-             const auto worker = worker_of(self->session(), to);
+             const auto worker = worker_of(*self, to);
              std::vector<std::pair<std::string, std::string>> found;
              const py::gil_scoped_release released;
              for (auto& each : self->functions(worker))
@@ -555,7 +569,7 @@ void bind_session(py::module_& module) {
       .def("worker_info", [](const Session& self) { return info_of(self.session().worker_info()); })
       .def("find_worker",
            [](const Session& self, const py::object& to) {
-             return info_of(self.session().worker_info(worker_of(self.session(), to)));
+             return info_of(self.session().worker_info(worker_of(self, to)));
            })
       .def("workers",
            [](const Session& self) {

@@ -20,15 +20,21 @@ namespace convoy::python {
 // A session, and what its workers have to call. Thread-safe.
 class PythonSession : public std::enable_shared_from_this<PythonSession> {
  public:
-  // That of a session; the same for all its copies.
-  static std::shared_ptr<PythonSession> of(const rpc::Session& session);
+  // That of a session; the same for all its copies. kStay: names and numbers of workers are known,
+  // and looked up in no time.
+  enum class Workers { kStay, kComeAndGo };
+  static std::shared_ptr<PythonSession> of(const rpc::Session& session,
+                                           Workers workers = Workers::kComeAndGo);
 
   const rpc::Session& session() const { return session_; }
+  Workers workers() const { return workers_; }
+  // The functions of this name; none: find() must ask. Does not wait.
+  std::vector<rpc::dynamic::Callee> find_known(std::uint32_t worker, const std::string& name);
   // The functions of this name; asks the worker the first time. kInvalidArgument if it has none.
   std::vector<rpc::dynamic::Callee> find(std::uint32_t worker, const std::string& name);
   std::vector<rpc::dynamic::Function> functions(std::uint32_t worker);
 
-  explicit PythonSession(rpc::Session session);
+  PythonSession(rpc::Session session, Workers workers);
   // False in a forked child of the process that made it.
   bool is_at_home() const;
 
@@ -37,6 +43,7 @@ class PythonSession : public std::enable_shared_from_this<PythonSession> {
   std::shared_ptr<const Table> ask(std::uint32_t worker);
 
   const pid_t home_;
+  const Workers workers_;
   const rpc::Session session_;
   std::mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<const Table>> tables_;  // guarded by it

@@ -10,6 +10,7 @@ namespace convoy::launch {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -73,8 +74,9 @@ TEST(Signals, UserSignalsGoToTheRanksAlone) {
   ASSERT_TRUE(job.wait_for(concat("got ", SIGUSR1, "\n"), 2));
   job.kill(SIGUSR2);
   ASSERT_TRUE(job.wait_for(concat("got ", SIGUSR2, "\n"), 2));
+  // Asleep, or on the way there: it may have begun a moment ago.
   for (const pid_t child : job.numbers_behind("child")) {
-    EXPECT_EQ(process_state(child).value_or('-'), 'S');
+    EXPECT_THAT(process_state(child).value_or('-'), AnyOf('S', 'R', 'D'));
   }
   job.kill(SIGTERM);
   EXPECT_EQ(job.finish().code, 143);

@@ -45,7 +45,7 @@ std::vector<Case> cases() {
            maker<torch::optim::AdamW>(AdamWOptions(0.03).amsgrad(true))}};
 }
 
-torch::nn::Sequential make_net() {
+torch::nn::Sequential make_sequential() {
   return seeded(21, [] {
     return torch::nn::Sequential(Linear(6, 20), torch::nn::Tanh(), Linear(20, 10),
                                  torch::nn::Tanh(), Linear(10, 3));
@@ -69,7 +69,7 @@ TEST(OptimizerInBackwardTest, EqualsASeparateStep) {
     for (const Mode& mode : modes()) {
       SCOPED_TRACE(mode.name);
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-        auto fused = make_net(), separate = make_net();
+        auto fused = make_sequential(), separate = make_sequential();
         DistributedDataParallel model(fused, world, mode.options), plain(separate, world);
         const OptimizerInBackward optimizer(model.reducer(), one.rule);
         const auto reference = one.make(separate->parameters());
@@ -92,7 +92,7 @@ TEST(OptimizerInBackwardTest, EqualsASeparateStep) {
 // To the bit, if the gradients of a plain backward go through the same kernel.
 TEST(OptimizerInBackwardTest, EqualsItsKernelToTheBit) {
   run_ranks(3, [](Rank& r, const ProcessGroup& world) {
-    auto fused = make_net(), separate = make_net();
+    auto fused = make_sequential(), separate = make_sequential();
     DistributedDataParallel model(fused, world, {.bucket_cap_mb = 0.001}), plain(separate, world);
     const OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{.lr = 0.03});
     std::vector<at::Tensor> means, squares;
@@ -125,7 +125,7 @@ TEST(OptimizerInBackwardTest, ClipsByTheGlobalNorm) {
   for (const double type : {2.0, double(INFINITY)}) {
     for (const bool keep : {false, true}) {
       run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-        auto fused = make_net(), separate = make_net();
+        auto fused = make_sequential(), separate = make_sequential();
         DistributedDataParallel model(fused, world, {.bucket_cap_mb = 0.001}),
             plain(separate, world);
         const OptimizerInBackward optimizer(
@@ -156,7 +156,7 @@ TEST(OptimizerInBackwardTest, ClipsByTheGlobalNorm) {
 
 TEST(OptimizerInBackwardTest, StepsThatAreNoNumbersCanBeSkipped) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_sequential();
     DistributedDataParallel model(net, world);
     const OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{}, {.skip_nonfinite = true});
     std::vector<at::Tensor> before;
@@ -179,7 +179,7 @@ TEST(OptimizerInBackwardTest, StepsThatAreNoNumbersCanBeSkipped) {
 // Micro-batches inside of no_sync only add up.
 TEST(OptimizerInBackwardTest, Accumulation) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto fused = make_net(), separate = make_net();
+    auto fused = make_sequential(), separate = make_sequential();
     DistributedDataParallel model(fused, world), plain(separate, world);
     const OptimizerInBackward optimizer(model.reducer(), Sgd{.lr = 0.1, .momentum = 0.9});
     torch::optim::SGD reference(separate->parameters(),
@@ -249,7 +249,7 @@ TEST(OptimizerInBackwardTest, UnusedParameters) {
 // Groups with rules of their own; parameters in no group keep their gradients; several optimizers.
 TEST(OptimizerInBackwardTest, Groups) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto fused = make_net(), separate = make_net();
+    auto fused = make_sequential(), separate = make_sequential();
     DistributedDataParallel model(fused, world, {.bucket_cap_mb = 0.0001}), plain(separate, world);
     const auto p = fused->parameters(), q = separate->parameters();  // three pairs
     OptimizerInBackward two(model.reducer(), {{{p[0]}, Sgd{.lr = 0.1}}, {{p[1]}, Sgd{.lr = 0.2}}});
@@ -336,7 +336,7 @@ TEST(OptimizerInBackwardTest, SaveAndLoad) {
   for (const Case& one : cases()) {
     SCOPED_TRACE(one.name);
     run_ranks(2, [&](Rank& r, const ProcessGroup& world) {
-      auto whole = make_net(), first = make_net(), second = make_net();
+      auto whole = make_sequential(), first = make_sequential(), second = make_sequential();
       DistributedDataParallel all(whole, world), begins(first, world);
       const OptimizerInBackward a(all.reducer(), one.rule), b(begins.reducer(), one.rule);
       const auto step = [&](auto& model, int number) {
@@ -367,7 +367,7 @@ TEST(OptimizerInBackwardTest, SaveAndLoad) {
 // A backward that fails on one rank steps nowhere.
 TEST(OptimizerInBackwardTest, AllRanksOrNone) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_sequential();
     DistributedDataParallel model(net, world,
                                   {.bucket_cap_mb = 0.001, .launch = BucketLaunch::kEarly});
     const OptimizerInBackward optimizer(model.reducer(), Sgd{.lr = 0.1});
@@ -393,7 +393,7 @@ TEST(OptimizerInBackwardTest, AllRanksOrNone) {
 TEST(OptimizerInBackwardTest, AloneAndWithAHook) {
   for (const int size : {1, 2}) {
     run_ranks(size, [&](Rank& r, const ProcessGroup& world) {
-      auto fused = make_net(), separate = make_net();
+      auto fused = make_sequential(), separate = make_sequential();
       DistributedDataParallel model(fused, world), plain(separate, world);
       model.register_comm_hook(hooks::bf16_compress);
       plain.register_comm_hook(hooks::bf16_compress);
@@ -407,7 +407,7 @@ TEST(OptimizerInBackwardTest, AloneAndWithAHook) {
         reference.step();
         expect_same_parameters(*fused, *separate);
       }
-      auto alone = make_net();
+      auto alone = make_sequential();
       DistributedDataParallel single(alone, world);
       const OptimizerInBackward same(single.reducer(), Sgd{.lr = 0.1});
       single(input_of(0, 0, {4, 6})).sum().backward();
@@ -419,7 +419,7 @@ TEST(OptimizerInBackwardTest, AloneAndWithAHook) {
 
 TEST(OptimizerInBackwardTest, WhatItRefuses) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
-    auto net = make_net();
+    auto net = make_sequential();
     DistributedDataParallel model(net, world);
     const auto text = [&](const auto& rule, const OptimizerInBackwardOptions& options = {}) {
       return text_of([&] { OptimizerInBackward(model.reducer(), rule, options); });
