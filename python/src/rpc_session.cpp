@@ -307,6 +307,7 @@ void answer(const dynamic::Served& call, const dynamic::Signature& signature, py
 
 // Answers with what `make` throws.
 template <class Make>
+// NOLINTNEXTLINE(bugprone-exception-escape): fail() throws for lack of memory only
 void answer_or_fail(const dynamic::Served& call, Make make) noexcept {
   try {
     try {

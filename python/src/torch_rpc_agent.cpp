@@ -102,10 +102,10 @@ std::shared_ptr<TorchRpcAgent> TorchRpcAgent::make(const c10::intrusive_ptr<c10d
   // They only hand over to the agent's own threads.
   made.threads = 2;
   // A forked child leaves its copy alone: torch's part of it would wait for a thread.
-  const std::shared_ptr<TorchRpcAgent> agent(new TorchRpcAgent(rpc::Session(made), options),
-                                             [](TorchRpcAgent* ended) {
-                                               if (ended->is_at_home()) delete ended;
-                                             });
+  std::shared_ptr<TorchRpcAgent> agent(new TorchRpcAgent(rpc::Session(made), options),
+                                       [](TorchRpcAgent* ended) {
+                                         if (ended->is_at_home()) delete ended;
+                                       });
   {
     const std::lock_guard lock(agents().mutex);
     agents().by_session.emplace(agent->session_.impl().get(), agent);
@@ -132,17 +132,22 @@ TorchRpcAgent::TorchRpcAgent(rpc::Session session, const Options& options)
 }
 
 TorchRpcAgent::~TorchRpcAgent() {
-  // Nobody has shut it down. Handlers may need the interpreter's lock to end.
-  if (rpcAgentRunning_.load()) {
-    if (PyGILState_Check()) {
-      const pybind11::gil_scoped_release unlocked;
-      shutdown();
-    } else {
-      shutdown();
+  try {
+    // Nobody has shut it down. Handlers may need the interpreter's lock to end.
+    if (rpcAgentRunning_.load()) {
+      if (PyGILState_Check()) {
+        const pybind11::gil_scoped_release unlocked;
+        shutdown();
+      } else {
+        shutdown();
+      }
     }
+    const std::lock_guard lock(agents().mutex);
+    agents().by_session.erase(session_.impl().get());
+  } catch (const std::exception& error) {
+    TORCH_WARN("torch.distributed.rpc: the agent of ", workerInfo_.name_,
+               " could not be shut down: ", error.what());
   }
-  const std::lock_guard lock(agents().mutex);
-  agents().by_session.erase(session_.impl().get());
 }
 
 void TorchRpcAgent::startImpl() { handlers_->start(); }

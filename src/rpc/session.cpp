@@ -170,8 +170,8 @@ std::shared_ptr<SessionImpl> SessionImpl::make(const SessionOptions& options) {
   check_options(options);
   const auto deadline = Deadline::after(options.start_timeout);
   const Place place = find_place(options, deadline);
-  const std::shared_ptr<SessionImpl> session(
-      new SessionImpl(options, agent_options(options, place.rank)), &SessionImpl::destroy);
+  std::shared_ptr<SessionImpl> session(new SessionImpl(options, agent_options(options, place.rank)),
+                                       &SessionImpl::destroy);
   // Others call as soon as they have met it: their calls must find it (weak_of), and do from here.
   if (options.members == Members::kComeAndGo) {
     session->membership_->join({place.store, place.served_here}, deadline);

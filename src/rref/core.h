@@ -69,12 +69,13 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
   // Memory of entries that are returned with a handle for the caller.
   Entry* adopt(Entry* entry);
 
+  // NOLINTNEXTLINE(bugprone-exception-escape): see there
   void gone(const agent::Worker& worker, const std::string& why) noexcept override;
   bool idle() override;
   std::uint64_t activity() override;
   std::vector<std::string> under_way() override;
   void finish() override;
-  void closed() noexcept override;
+  void closed() noexcept override;  // NOLINT(bugprone-exception-escape): see there
 
  private:
   // Under the lock while it lives; then carries out.
@@ -83,7 +84,7 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
     Work(Core& core, const Use& use);
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
-    ~Work();
+    ~Work();  // NOLINT(bugprone-exception-escape): see there
     Machine& machine() { return core_.machine(); }
 
    private:
@@ -96,10 +97,12 @@ class Core final : public agent::Companion, public std::enable_shared_from_this<
   void require_home() const;
   Machine& machine();
   Incarnation incarnation_of(WorkerId worker) const;
+  // NOLINTNEXTLINE(bugprone-exception-escape): see there
   void carry_out(Output&& output, const Use& use) noexcept;
   void watch(WorkerId worker, Incarnation incarnation, const Use& use);
-  void flush(const Use& use) noexcept;
+  void flush(const Use& use) noexcept;  // NOLINT(bugprone-exception-escape): see there
   void arm(Time when, const Use& use) noexcept;
+  // NOLINTNEXTLINE(bugprone-exception-escape): see there
   void timer_ran(std::uint64_t number) noexcept;
 
   const HomeProcess home_;

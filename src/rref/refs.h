@@ -28,7 +28,7 @@ class Ref {
     std::swap(entry_, other.entry_);
     return *this;
   }
-  ~Ref();
+  ~Ref();  // NOLINT(bugprone-exception-escape): see there
 
   explicit operator bool() const noexcept { return entry_ != nullptr; }
   friend bool operator==(const Ref&, const Ref&) = default;
@@ -103,6 +103,7 @@ class Refs {
   // an answer. Throws why the reference is of no use. The message must follow; for calls, and for
   // answers that could not be sent, passed() must be called once it has ended.
   Passed pass(const Ref& ref, WorkerId to, std::optional<std::uint64_t> answer_to = std::nullopt);
+  // NOLINTNEXTLINE(bugprone-exception-escape): see there
   void passed(WorkerId to, std::span<const Passed> references, Passage how) noexcept;
   // What arrived. Throws kCancelled if the sender has given up, kInvalidArgument for nonsense.
   Ref take(WorkerId from, const Passed& passed);
