@@ -20,6 +20,8 @@ using namespace std::chrono_literals;
 
 // When a greeting that was not answered is repeated.
 constexpr auto kHelloAgain = 50ms;
+// So long the goodbye of a worker that leaves may take.
+constexpr auto kGoodbyeTime = 100ms;
 // Greetings that are kept until the others are known; what is dropped is said again.
 constexpr std::size_t kMostEarly = 4096;
 // Pieces from this size on arrive in memory of their own.
@@ -173,7 +175,21 @@ void Agent::admit_more(const Member& member) {
 
 void Agent::dismiss(WorkerId worker, const std::optional<Error>& error) noexcept {
   if (closed_.load() || worker >= peers_.size()) return;
-  lose(*peers_[worker], error);
+  Peer& peer = *peers_[worker];
+  if (error || !peer.remote.load(std::memory_order_acquire)) return lose(peer, error);
+  // Its goodbye comes over the connection, behind what it sent before.
+  {
+    const std::scoped_lock lock(peer.mutex);
+    peer.leaves = true;
+  }
+  try {
+    endpoint_->call_at(now() + kGoodbyeTime, [this, &peer] {
+      const InboxScope scope(*this);
+      if (!closed_.load(std::memory_order_acquire)) lose(peer, std::nullopt);
+    });
+  } catch (const std::exception&) {
+    lose(peer, std::nullopt);
+  }
 }
 
 bool Agent::answers(const transport::Address& address) {
@@ -445,13 +461,15 @@ void Agent::lost(transport::Remote& remote, const Error& error) noexcept {
 void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
   Ended ended;
   std::string why;
+  bool left = false;
   {
     const std::scoped_lock lock(peer.mutex);
     if (peer.lost) return;
     peer.lost = true;
-    peer.left = !error;
+    peer.left = !error || peer.leaves;
+    left = peer.left;
     peer.open = false;
-    peer.why = error ? error->what() : "it has left the session";
+    peer.why = left ? "it has left the session" : error->what();
     why = concat(peer.worker.name, " is lost: ", peer.why);
     while (Call* const call = peer.first_call) {
       peer.count_error(*call);
@@ -469,7 +487,7 @@ void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
     }
   }
   ended.tell();
-  if (error) {
+  if (!left) {
     for (const auto& handler : lost_handlers_) {
       handler(peer.worker, Error(ErrorKind::kPeerLost, why));
     }

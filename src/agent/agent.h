@@ -106,7 +106,8 @@ class Agent final : private transport::Inbox {
   void enter(const Id& session, WorkerId self, std::span<const Member> members);
   // One more, whose number is the next. One thread at a time.
   void admit_more(const Member& member);
-  // It has left (no error), or was lost by another worker.
+  // It has left (no error), or was lost by another worker. What it sent before it left is heard
+  // first.
   void dismiss(WorkerId worker, const std::optional<Error>& error) noexcept;
   // Somebody can be reached there.
   bool answers(const transport::Address& address);

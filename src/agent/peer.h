@@ -100,8 +100,9 @@ struct Peer {
   bool known = false;  // has told who it is, and what it has to call
   bool open = false;
   bool lost = false;
-  bool left = false;  // said goodbye
-  std::string why;    // it is lost
+  bool leaves = false;  // the others know that it leaves; its goodbye is under way
+  bool left = false;    // said goodbye
+  std::string why;      // it is lost
   Deadline::Clock::time_point hello_again = Deadline::Clock::time_point::max();
   std::array<std::deque<QueuedLetter>, 2> queues;  // small ones, large ones
   bool flushing = false;                           // large ones are being sent
