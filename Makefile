@@ -2,7 +2,7 @@
 #
 # Settings (make NAME=value, or from the environment):
 #   JOBS=2            compile and test jobs at a time; compiling against torch takes 1.5 GB each
-#   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan)
+#   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan, tsan-torch)
 #   CONVOY_TORCH=dir  use the libtorch in dir instead of the one of .venv
 #   CONVOY_VENV=dir   the Python environment, instead of .venv
 #   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
@@ -37,7 +37,7 @@ export CCACHE_INODECACHE ?= 1
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 
-targets := build test test-full test-pytorch test-pytorch-rpc demo lint lint-full asan tsan fuzz verify bench bench-coll \
+targets := build test test-full test-pytorch test-pytorch-rpc demo lint lint-full asan tsan tsan-torch fuzz verify bench bench-coll \
            bench-quick bench-group bench-faults bench-flight bench-python bench-ddp bench-endpoint bench-rpc bench-autograd \
            bench-share bench-report \
            soak soak-coll tidy check-headers \
@@ -65,6 +65,7 @@ sanitizer_options = \
   ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 \
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
   TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+tsan_torch_tests := autograd_test autograd_random_test pipeline_test rpc_session_test rpc_rref_test rpc_codec_test optim_rpc_test
 
 ##@ Everyday
 build: ready-release ## build everything into build/release (the default; programs in build/release/bin)
@@ -89,7 +90,7 @@ demo: demo-plan ready-release ## train a character-level GPT with two processes,
 lint: ready-lint ## what CI checks without running: format, layers, clang on src and public headers, clang-tidy on changes
 	@JOBS=$(JOBS) tools/lint
 
-lint-full: ready-lint ready-lint-full ## the same over everything: tests, benchmarks, all headers, clang-tidy on all files
+lint-full: ready-lint ## the same, and clang-tidy on all files: tests, benchmarks, all headers
 	@JOBS=$(JOBS) tools/lint --full
 
 ##@ Deeper checks
@@ -100,6 +101,10 @@ asan: ready-asan ## the torch-free core and its tests under AddressSanitizer and
 tsan: ready-tsan ## the same under ThreadSanitizer
 	@$(call compile,tsan)
 	@$(sanitizer_options) $(no_aslr) $(call ctest,tsan) -LE '^long$$'
+
+tsan-torch: ready-tsan-torch ## RPC, RRefs, distributed autograd and optimizers under ThreadSanitizer (libtorch is not instrumented)
+	@$(call compile,tsan-torch) $(tsan_torch_tests)
+	@JOBS=$(JOBS) TESTS='$(TESTS)' $(no_aslr) tools/tsan_torch $(tsan_torch_tests)
 
 fuzz: ready-fuzz ## every fuzzer for FUZZ_SECONDS
 	@tools/fuzz
@@ -155,8 +160,8 @@ verify: bootstrap-verify ## check the models of the lock-free protocols with Spi
 tidy: ready-lint ## clang-tidy over all files (lint: only over changed ones)
 	@JOBS=$(JOBS) tools/tidy --all
 
-check-headers: ready-lint-full ## each header compiles alone
-	@$(call compile,lint-full) check_headers
+check-headers: ready-lint ## each header compiles alone
+	@$(call compile,lint) check_headers
 
 check-layers: ## each file includes only its own layer and those below
 	@tools/check_layers.py
@@ -190,7 +195,6 @@ help: ## show this
 
 bootstrap_groups_release = build
 bootstrap_groups_lint = build lint
-bootstrap_groups_lint-full = build lint
 bootstrap_groups_python = build python
 bootstrap_groups_fuzz = core clang
 bootstrap_groups_verify = core verify
@@ -199,6 +203,7 @@ bootstrap_groups_peers = build peers
 bootstrap_groups_actors = build peers actors
 bootstrap_groups_asan = core
 bootstrap_groups_tsan = core
+bootstrap_groups_tsan-torch = core torch
 
 # Takes 0.1 s with nothing to do, so it needs no stamp that could be wrong.
 bootstrap-%:

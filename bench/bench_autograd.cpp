@@ -9,15 +9,13 @@
 // and backward. calls_10, calls_10000: backward of a loss that uses 10 calls of a context that has
 // so many. Cases that are compared take turns.
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <cstdlib>
 
 #include "autograd/lineage.h"
 #include "calls.h"
 #include "convoy/autograd.h"
-#include "convoy/deadline.h"
-#include "os/process.h"
+#include "workers.h"
 
 namespace bench {
 
@@ -198,17 +196,9 @@ int main(int argc, char** argv) {
     join(argv[2], std::atoi(argv[3])).shutdown({.timeout = std::chrono::minutes(10)});
     return 0;
   }
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-autograd.XXXXXX";
-  if (!::mkdtemp(folder.data())) return 1;
-  std::vector<convoy::ChildProcess> children;
-  for (int rank = 1; rank < kWorkers; ++rank) {
-    children.push_back(convoy::ChildProcess::spawn(
-        {.arguments = {"/proc/self/exe", "serve", folder, std::to_string(rank)}}));
-  }
-  run(folder, CallBudget::from(first));
-  for (auto& child : children) child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
-  ::unlink((folder + "/store").c_str());
-  ::rmdir(folder.c_str());
+  const RunFolder folder("autograd");
+  Workers others(folder, kWorkers);
+  run(folder.path(), CallBudget::from(first));
+  others.wait();
   return 0;
 }

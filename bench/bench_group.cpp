@@ -61,7 +61,7 @@ void measure_overhead() {
       more.push_back(a - b);
     }
     if (world.rank() == 0) {
-      std::printf("overhead %lld %.4f %.4f %.4f\n", static_cast<long long>(elements * 4),
+      std::printf("overhead %lld %.4f %.4f %.4f\n", 4 * static_cast<long long>(elements),
                   median(group), median(coll), median(more));
     }
   }

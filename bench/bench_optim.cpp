@@ -6,15 +6,13 @@
 // small loss over them, backward, and then the step; together: the same with the step in backward.
 // apart_1, together_1: with one owner.
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <cstdlib>
 
 #include "calls.h"
 #include "convoy/autograd.h"
-#include "convoy/deadline.h"
 #include "convoy/distributed_optimizer.h"
-#include "os/process.h"
+#include "workers.h"
 
 namespace bench {
 
@@ -119,17 +117,9 @@ int main(int argc, char** argv) {
     join(argv[2], std::atoi(argv[3])).shutdown({.timeout = std::chrono::minutes(10)});
     return 0;
   }
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-optim.XXXXXX";
-  if (!::mkdtemp(folder.data())) return 1;
-  std::vector<convoy::ChildProcess> owners;
-  for (int owner = 1; owner <= kOwners; ++owner) {
-    owners.push_back(convoy::ChildProcess::spawn(
-        {.arguments = {"/proc/self/exe", "serve", folder, std::to_string(owner)}}));
-  }
-  run(folder, CallBudget::from(first));
-  for (auto& owner : owners) owner.wait(convoy::Deadline::after(std::chrono::minutes(1)));
-  ::unlink((folder + "/store").c_str());
-  ::rmdir(folder.c_str());
+  const RunFolder folder("optim");
+  Workers owners(folder, 1 + kOwners);
+  run(folder.path(), CallBudget::from(first));
+  owners.wait();
   return 0;
 }

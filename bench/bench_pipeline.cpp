@@ -7,16 +7,14 @@
 // timer_gpipe, timer_1f1b: stages that wait on a timer, 5 ms in forward and 10 ms in backward.
 // real_gpipe, real_1f1b: two layers of 1024 in each stage, a batch of 512; gradients in `.grad`.
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <thread>
 
 #include "calls.h"
-#include "convoy/deadline.h"
 #include "convoy/pipeline.h"
-#include "os/process.h"
+#include "workers.h"
 
 namespace bench {
 
@@ -121,21 +119,13 @@ int main(int argc, char** argv) {
     join(argv[2], std::atoi(argv[3])).shutdown({.timeout = std::chrono::minutes(10)});
     return 0;
   }
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-pipeline.XXXXXX";
-  if (!::mkdtemp(folder.data())) return 1;
-  std::vector<convoy::ChildProcess> others;
-  for (int rank = 1; rank < kStages; ++rank) {
-    others.push_back(convoy::ChildProcess::spawn(
-        {.arguments = {"/proc/self/exe", "serve", folder, std::to_string(rank)}}));
-  }
+  const RunFolder folder("pipeline");
+  Workers others(folder, kStages);
   if (first == "draw") {
-    draw(folder, argv[2]);
+    draw(folder.path(), argv[2]);
   } else {
-    run(folder, CallBudget::from(first));
+    run(folder.path(), CallBudget::from(first));
   }
-  for (auto& child : others) child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
-  ::unlink((folder + "/store").c_str());
-  ::rmdir(folder.c_str());
+  others.wait();
   return 0;
 }

@@ -7,7 +7,6 @@
 //   bench_rpc cores [quick]     the same, the second copy by another core
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -15,11 +14,10 @@
 #include <thread>
 
 #include "calls.h"
-#include "convoy/deadline.h"
 #include "convoy/rpc.h"
-#include "os/process.h"
 #include "os/wait.h"
 #include "warm_memory.h"
+#include "workers.h"
 
 namespace bench {
 
@@ -74,18 +72,14 @@ class Client {
 };
 
 void run_convoy(const CallBudget& budget) {
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-rpc.XXXXXX";
-  if (!::mkdtemp(folder.data())) std::exit(1);
-  auto child = convoy::ChildProcess::spawn({.arguments = {"/proc/self/exe", "serve", folder}});
+  const RunFolder folder("rpc");
+  Workers server(folder, 2);
   {
-    Client client(folder);
+    Client client(folder.path());
     measure_calls(client, budget);
     client.shutdown();
   }
-  child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
-  ::unlink((folder + "/store").c_str());
-  ::rmdir(folder.c_str());
+  server.wait();
 }
 
 // A tensor of bytes that arrived, as anybody would make it.

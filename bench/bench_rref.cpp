@@ -11,17 +11,15 @@
 //   rref_bytes_owner  likewise, at its owner
 #include <malloc.h>
 #include <torch/nn/modules/linear.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "calls.h"
-#include "convoy/deadline.h"
 #include "convoy/remote_module.h"
 #include "convoy/rpc.h"
-#include "os/process.h"
+#include "workers.h"
 
 namespace bench {
 
@@ -118,23 +116,13 @@ int main(int argc, char** argv) {
     join(argv[2], std::atoi(argv[3])).shutdown();
     return 0;
   }
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-rref.XXXXXX";
-  if (!::mkdtemp(folder.data())) return 1;
-  const auto start = [&](const char* rank) {
-    return convoy::ChildProcess::spawn({.arguments = {"/proc/self/exe", "serve", folder, rank}});
-  };
-  auto owner = start("1");
-  auto third = start("2");
+  const RunFolder folder("rref");
+  Workers others(folder, 3);
   {
-    const Session session = join(folder, 0);
+    const Session session = join(folder.path(), 0);
     measure_references(session, CallBudget::from(argc > 1 ? argv[1] : ""));
     session.shutdown();
   }
-  const auto deadline = convoy::Deadline::after(std::chrono::minutes(1));
-  owner.wait(deadline);
-  third.wait(deadline);
-  ::unlink((folder + "/store").c_str());
-  ::rmdir(folder.c_str());
+  others.wait();
   return 0;
 }

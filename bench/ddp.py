@@ -16,6 +16,8 @@
 - allocator: steps of the bare model in one process, with libtorch's allocator (also with huge
   pages, THP_MEM_ALLOC_ENABLE=1) and with ours.
 - observe: what our own measuring takes of a step, as time inside of our code.
+- before: with --before only, and then alone: steps of every model, and sharded AdamW, with the build of
+  another commit, in turns with this one: did a change cost something?
 
 Run it through `make bench-ddp`, on a machine that does nothing else. It needs 16 GB of memory.
 """
@@ -56,6 +58,9 @@ ALLOCATOR_BARS = {"mlp-100m": (0.6, 0.95)}
 ALLOCATORS = {"stock": {"THP_MEM_ALLOC_ENABLE": "0"}, "huge-pages": {"THP_MEM_ALLOC_ENABLE": "1"},
               "ours": {"THP_MEM_ALLOC_ENABLE": "0", "CONVOY_ALLOCATOR": "1"}}
 OBSERVED = ("gpt-10m", 2, 0.01)  # model, ranks, most of a step
+# What --before compares: (model, library, its mode, what the case says), and the most that this build may take of it.
+COMPARED = [*((model, "convoy", "default", "ddp") for model in STEP_BARS), ("mlp-100m", "adamw", "ours", "adamw_sharded")]
+COMPARED_BAR = 1.02
 ROUNDED_BYTES = [1 << 20, 25 << 20, 100 << 20]
 ROUNDED_BAR = 1.05
 SAMPLE_SECONDS = 0.01
@@ -73,6 +78,7 @@ def main():
                         help="%(default)s")
     parser.add_argument("--launch", nargs="+", choices=["early", "late"], default=[],
                         help="when our buckets go, instead of the default; both: beside each other")
+    parser.add_argument("--before", type=Path, metavar="BUILD", help="build folder of another commit to compare with")
     parser.add_argument("--pin", action="store_true", help="ranks to cores of their own, all sides")
     parser.add_argument("--json", type=Path, default=sides.ROOT / "build" / "bench" / "ddp.json")
     options = parser.parse_args()
@@ -87,6 +93,11 @@ def main():
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ratios are peer's time / ours")
     start = time.monotonic()
     bench = Bench(options)
+    if options.before:
+        for case in COMPARED:
+            if case[0] in models:
+                bench.compare(*case)
+        return bench.finish(options.json.with_name("ddp_before.json"), start)
     for model in models:
         if {"step", "memory"} & set(options.parts):
             bench.model(model)
@@ -111,10 +122,10 @@ class Bench:
         self.options = options
         self.records, self.bars = [], []
 
-    def start(self, name, mode, ranks, command, environment):
+    def start(self, name, mode, ranks, command, environment, launcher=sides.BIN / "convoy"):
         """Both sides under our launcher: the same variables, the same placement."""
         pin = ["--pin"] if self.options.pin else []
-        run = [sides.BIN / "convoy", "run", "-n", str(ranks), "--no-prefix", *pin]
+        run = [launcher, "run", "-n", str(ranks), "--no-prefix", *pin]
         return sides.Side(name, mode, ranks, [[*run, *command]],
                           {"MKL_NUM_THREADS": "1"} | environment)
 
@@ -122,6 +133,20 @@ class Bench:
         """`mode`: default, or when buckets go."""
         environment = {} if mode == "default" else {"CONVOY_DDP_LAUNCH": mode}
         return self.start("convoy", mode, ranks, [sides.BIN / "bench_ddp"], environment)
+
+    def before(self, mode, ranks):
+        """`mode`: whose allocator, or default."""
+        binaries = self.options.before / "bin"
+        return self.start("before", mode, ranks, [binaries / "bench_ddp"], ALLOCATORS.get(mode, {}), binaries / "convoy")
+
+    def compare(self, model, library, mode, case):
+        """This build beside another: the median of the ratios of neighbouring steps."""
+        times = {}
+        self.times(model, [(library, mode, case), ("before", mode, case)], self.options.ranks, times)
+        ours, theirs = times[library, mode, case], times["before", mode, case]
+        ratio = median(a / b for a, b in zip(ours, theirs))
+        self.record(model, case, "before", self.options.ranks, median(ours), median(theirs), cost=round(ratio - 1, 4))
+        self.bar(ratio, COMPARED_BAR, f"{model} {case}: step, of the other build's")
 
     def gloo(self, mode, ranks):
         python = sides.ROOT / os.environ.get("CONVOY_VENV", ".venv") / "bin" / "python"
@@ -135,8 +160,8 @@ class Bench:
                 *(("gloo", mode, "ddp") for mode in GLOO_MODES)]
 
     def starter(self, library):
-        return {"convoy": self.ours, "gloo": self.gloo, "bare": self.bare,
-                "adamw": self.adamw}[library]
+        return {"convoy": self.ours, "gloo": self.gloo, "bare": self.bare, "adamw": self.adamw,
+                "before": self.before}[library]
 
     def model(self, model):
         times = self.times(model, self.ways(), self.options.ranks) if "step" in self.options.parts else {}
@@ -172,10 +197,11 @@ class Bench:
             self.record(model, "allocator", peer, 1, us, their_us)
             self.bar(us / their_us, most, f"{model}: step with our allocator, of {peer}")
 
-    def times(self, model, ways, ranks):
-        """{way: median us}. Ranks of all sides stay up and sleep while others run."""
+    def times(self, model, ways, ranks, all_times=None):
+        """{way: median us}. Ranks of all sides stay up and sleep while others run. `all_times` gets each step's."""
         options, losses = self.options, {}
-        times = {way: [] for way in ways}
+        times = {} if all_times is None else all_times
+        times.update((way, []) for way in ways)
         running = {}
         try:
             for library, mode, _ in ways:
@@ -232,7 +258,7 @@ class Bench:
         self.bar(ratio, most, f"{model}, {ranks} ranks: {mode} beside {beside}")
 
     def adamw(self, mode, ranks):
-        """`mode`: of bench_ddp."""
+        """`mode`: a name; the allocator is always ours."""
         return self.start("adamw", mode, ranks, [sides.BIN / "bench_ddp"], ALLOCATORS["ours"])
 
     def zero(self, model, ranks):

@@ -4,7 +4,6 @@
 // spares it the microsecond that an operator costs. One call at a time is a synchronous one; 64 go
 // through a completion queue.
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
 
 #include <array>
 #include <csignal>
@@ -16,6 +15,7 @@
 #include "calls.h"
 #include "convoy/deadline.h"
 #include "os/process.h"
+#include "workers.h"
 
 namespace bench {
 namespace {
@@ -163,10 +163,8 @@ int main(int argc, char** argv) {
     serve(argv[2]);
     return 0;
   }
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-rpc.XXXXXX";
-  if (!::mkdtemp(folder.data())) return 1;
-  const std::string address = "unix:" + folder + "/socket";
+  const RunFolder folder("rpc");
+  const std::string address = "unix:" + folder.path() + "/socket";
   auto child = convoy::ChildProcess::spawn({.arguments = {"/proc/self/exe", "serve", address}});
   {
     GrpcClient client(address);
@@ -174,7 +172,5 @@ int main(int argc, char** argv) {
   }
   child.kill(SIGKILL);
   child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
-  ::unlink((folder + "/socket").c_str());
-  ::rmdir(folder.c_str());
   return 0;
 }

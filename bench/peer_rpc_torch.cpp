@@ -16,10 +16,12 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <cstdlib>
+#include <optional>
 
 #include "calls.h"
 #include "convoy/deadline.h"
 #include "os/process.h"
+#include "workers.h"
 
 namespace bench {
 namespace {
@@ -111,20 +113,17 @@ int run(int argc, char** argv) {
     serve(argv[2], std::stoi(argv[3]));
     std::_Exit(0);
   }
-  std::string folder = (std::getenv("TMPDIR") ? std::string(std::getenv("TMPDIR")) : "/tmp") +
-                       "/convoy-bench-rpc.XXXXXX";
-  if (!::mkdtemp(folder.data())) return 1;
+  std::optional<RunFolder> folder("rpc");
   int line[2];
   if (::pipe2(line, O_CLOEXEC) != 0) return 1;
   auto child = convoy::ChildProcess::spawn(
-      {.arguments = {"/proc/self/exe", "serve", folder, std::to_string(line[0])},
+      {.arguments = {"/proc/self/exe", "serve", folder->path(), std::to_string(line[0])},
        .inherited = {line[0]}});
-  TorchClient client(folder);
+  TorchClient client(folder->path());
   measure_calls(client, CallBudget::from(word));
   ::close(line[1]);
   child.wait(convoy::Deadline::after(std::chrono::minutes(1)));
-  ::unlink((folder + "/store").c_str());
-  ::rmdir(folder.c_str());
+  folder.reset();
   std::fflush(stdout);
   std::_Exit(0);  // PyTorch's agent wants both sides to leave together
 }

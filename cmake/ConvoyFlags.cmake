@@ -22,6 +22,8 @@ target_compile_options(convoy_warnings INTERFACE
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
   # And about std::string(n, c) + "x" in code that it has instrumented, in several ways.
   "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_SANITIZE}>>:-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>"
+  # ThreadSanitizer does not know fences, which libtorch's headers have. Ours are not compiled for it (os/wait.h).
+  "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<STREQUAL:${CONVOY_SANITIZE},thread>,$<BOOL:${CONVOY_BUILD_TORCH}>>:-Wno-tsan>"
   # In unity builds GCC takes a source for a header, in which types of anonymous namespaces are an error.
   $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CONVOY_UNITY}>>:-Wno-subobject-linkage>
   $<$<BOOL:${CONVOY_WERROR}>:-Werror>)

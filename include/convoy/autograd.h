@@ -14,9 +14,9 @@
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
 
-// Gradients across workers. While a context is there, calls that this thread makes are recorded,
-// and those that their handlers make; backward() then follows the gradients back through all of
-// them.
+// Distributed autograd: gradients across workers. While a context exists, the RPC calls of this
+// thread are recorded, and so are the calls that their handlers make. backward() then follows the
+// gradients back through all recorded calls.
 //
 //   convoy::autograd::Context context(rpc);
 //   auto t3 = rpc.rpc_sync<my_add>("worker1", t1, t2);
@@ -28,37 +28,38 @@
 // See docs/reference/autograd.md.
 namespace convoy::autograd {
 
-// Which calls of a context take part in a backward pass.
+// Which recorded calls take part in a backward pass.
 enum class Mode {
-  kSmart,  // those that the roots depend on, tensor by tensor: they are found out first
-  kFast,   // all of them; a call whose result was not used makes the pass fail at its deadline
+  kSmart,  // only calls that the roots depend on, tensor by tensor; finds them first
+  kFast,   // all calls; if the result of one was not used, the pass fails at its deadline
 };
 
-// An optimizer that steps in a backward pass (convoy/distributed_optimizer.h).
+// Names an optimizer that steps during a backward pass (convoy/distributed_optimizer.h).
 using StepId = std::uint64_t;
 
 struct BackwardOptions {
   Mode mode = Mode::kSmart;
-  bool retain_graph = false;  // another pass may use the same graph
-  bool create_graph = false;  // kUnsupported
-  // Gradients are added in the order of the program, as in one process: the same bits in every run.
-  // Workers then wait for each other more. kUnsupported if calls are nested more than 15 deep.
+  bool retain_graph = false;  // keeps the graph, so that another pass can use it
+  bool create_graph = false;  // must be false: true throws kUnsupported
+  // Gradients are added in program order, as in one process, so that every run gives the same bits.
+  // Workers wait for each other more. Throws kUnsupported if calls are nested more than 15 deep.
   bool deterministic = false;
-  // One for each root. None: the roots are scalars, and these are ones.
+  // Gradients of the roots, one for each. Empty: the roots are scalars, and their gradients are 1.
   std::vector<at::Tensor> gradients = {};
-  // Each worker steps these with the context's gradients as soon as its part of the pass is done:
-  // DistributedOptimizer::in_backward(). A pass that fails then may have stepped some workers'
-  // parameters; its error says which.
+  // Optimizers to step, from DistributedOptimizer::in_backward(). Each worker steps them with the
+  // context's gradients as soon as its part of the pass is done. If the pass fails, some workers
+  // may have stepped already; the error names them.
   std::vector<StepId> optimizers = {};
-  // Of the whole pass, on all workers, whatever the time-out of calls is; 0: never.
+  // Limit of the whole pass, on all workers. 0: no limit. The timeout of RPC calls does not apply.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-// Unique in a session. The worker that made it: id >> 48.
+// Unique in a session. `id >> 48` is the rank of the worker that created the context.
 using ContextId = std::uint64_t;
 
-// The gradients that backward passes have left on this worker, by leaf. A copy: later passes do not
-// change which tensors are in it.
+// The gradients that backward passes have computed on this worker, by leaf tensor. It is a
+// snapshot: later passes add no entries. Its tensors are those of the context: a later pass in the
+// same context may add to them in place.
 class Gradients {
  public:
   using Item = std::pair<at::Tensor, at::Tensor>;  // leaf, gradient
@@ -69,9 +70,9 @@ class Gradients {
   std::size_t size() const { return items_.size(); }
   bool empty() const { return items_.empty(); }
   bool contains(const at::Tensor& leaf) const;
-  // kInvalidArgument if there is none.
+  // Throws kInvalidArgument if the leaf has no gradient here.
   at::Tensor at(const at::Tensor& leaf) const;
-  // In no order.
+  // Iterates over all items, in no particular order.
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
 
@@ -80,22 +81,22 @@ class Gradients {
   std::unordered_map<const void*, std::size_t> places_;
 };
 
-// One half of a recorded message, on the worker that has it.
+// One end of a recorded message, on the worker that sent or received it.
 struct MessageInfo {
-  std::uint64_t message = 0;  // the same on both sides
+  std::uint64_t message = 0;  // number of the message, the same on both sides
   std::string peer;           // the worker on the other side
   std::string function;
-  bool reply = false;
-  std::size_t tensors = 0;  // that require grad
+  bool reply = false;       // a reply; false: a call
+  std::size_t tensors = 0;  // number of its tensors that require grad
 };
 
-// What this worker has of a context.
+// What this worker knows of a context.
 struct ContextInfo {
   ContextId id = 0;
   std::vector<MessageInfo> sends = {};
   std::vector<MessageInfo> recvs = {};
-  std::vector<std::string> known_workers = {};  // to which it sent something
-  std::size_t passes = 0;                       // under way here
+  std::vector<std::string> known_workers = {};  // workers to which it sent a message
+  std::size_t passes = 0;                       // passes that run here now
 };
 
 enum class DumpFormat { kText, kGraphviz };
@@ -104,24 +105,32 @@ namespace detail {
 class ContextState;
 }
 
-// A context, as seen from a worker. A value; refers to the context without keeping it open.
+// A reference to a context, as one worker sees it. A value. It does not keep the context open.
 // Thread-safe.
 class ContextRef {
  public:
   ContextId id() const;
-  rpc::Session session() const;  // kCancelled if it has ended
+  rpc::Session session() const;  // throws kCancelled if the session has ended
 
-  // Computes the gradients of the roots, which are of this worker, with respect to all leaves that
-  // they depend on, wherever these are, and adds them to what this context has there. Blocks. On
-  // failure nothing was added anywhere: rpc::RemoteError with the worker (kRemote: a node, a hook
-  // or a message failed there; kPeerLost; kTimeout), Error kInvalidArgument for bad roots.
+  // Computes the gradients of `roots` with respect to all leaves that they depend on, on all
+  // workers, and adds them to the context there. Roots must be tensors of this worker. Blocks until
+  // the gradients are in the context on all workers.
+  //
+  // On failure no worker has added anything. Throws rpc::RemoteError, which names the worker:
+  // kRemote if a node, a hook or a message failed there, kPeerLost if it died, kTimeout at the
+  // deadline. Throws kInvalidArgument for bad roots or a negative timeout, or if the context was
+  // released.
   void backward(const std::vector<at::Tensor>& roots, const BackwardOptions& options = {}) const;
-  // Of this worker's leaves.
+  // The gradients of this worker's leaves. If a pass has finished here but not yet everywhere,
+  // blocks until its root has decided. Throws kTimeout if the root does not answer, kCancelled if
+  // the session is shut down meanwhile, kInvalidArgument if the context was released.
   Gradients gradients() const;
 
+  // What this worker has recorded. Does not communicate.
   ContextInfo info() const;
-  // The context on all of its workers: who sent what to whom, what takes part in passes, and what
-  // these wait for. Asks the others; kTimeout.
+  // Describes the context on all of its workers: which messages were sent, which of them take part
+  // in passes, and which gradients the passes wait for. Asks the other workers, and blocks until
+  // they have answered. A worker that does not answer within 10 seconds is listed with the reason.
   std::string dump(DumpFormat format = DumpFormat::kText) const;
 
  protected:
@@ -136,7 +145,8 @@ class ContextRef {
   std::shared_ptr<detail::ContextState> state_;
 };
 
-// This thread's calls are recorded in that context, too. kInvalidArgument if it has another.
+// While it lives, calls of this thread are also recorded in `context`. Destroy it on the thread
+// that made it. Throws kInvalidArgument if the thread is in another context.
 class Scope {
  public:
   explicit Scope(const ContextRef& context);
@@ -149,34 +159,38 @@ class Scope {
   std::unique_ptr<Impl> impl_;
 };
 
-// Begins and ends a context. This thread's calls are recorded in it as long as it lives; it must go
-// on the thread that made it. A thread has one at a time: kInvalidArgument if it has another.
+// Creates a context, and ends it on destruction. While it lives, calls of this thread are recorded
+// in it. Destroy it on the thread that made it. A thread can be in one context at a time: the
+// constructor throws kInvalidArgument if it is in one already.
 class Context : public ContextRef {
  public:
   explicit Context(const rpc::Session& session);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  // All workers forget it; does not wait for them.
+  // Ends the context on all workers. Does not wait for them.
   ~Context();
 
  private:
   std::unique_ptr<Scope> scope_;
 };
 
-// The context of this thread: its own, or that of the call whose handler it runs.
+// The context of this thread: the one that it made or entered, or in a handler that of the call.
+// current() throws kInvalidArgument if there is none.
 bool has_current();
-ContextRef current();  // kInvalidArgument if there is none
-// One that this worker has. kInvalidArgument.
+ContextRef current();
+// Finds a context that this worker knows. Throws kInvalidArgument if there is none with this id.
 ContextRef find(const rpc::Session& session, ContextId id);
 
-// RRef::backward() with a context: a pass whose root is the value, run at its owner.
+// Runs a pass whose root is the value of `root`, at its owner. Same as RRef::backward() with a
+// context. Blocks and throws as ContextRef::backward(). If the owner is another worker, also throws
+// kUnsupported when BackwardOptions::gradients is set.
 void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
                    const BackwardOptions& options = {});
 
-// Of this worker.
+// Counts of this worker.
 struct Stats {
   std::size_t contexts = 0;
-  std::size_t passes = 0;  // under way, as their root or not
+  std::size_t passes = 0;  // that run here now, whichever worker started them
 };
 Stats stats(const rpc::Session& session);
 

@@ -18,30 +18,34 @@ class OutputArchive;
 
 namespace convoy {
 
-// Models that drift apart between their averages: local SGD, post-local SGD.
+// Model averaging, for local SGD and post-local SGD: each rank trains its own model for some steps,
+// then the ranks average their parameters.
 struct AveragingLevel {
-  std::uint64_t period;  // steps between two averages
-  ProcessGroup group;    // over these ranks
+  std::uint64_t period;  // steps from one average to the next
+  ProcessGroup group;    // the ranks that are averaged
 };
 struct AveragerOptions {
-  std::uint64_t warmup_steps = 0;  // no average before so many
+  std::uint64_t warmup_steps = 0;  // no average in the first steps
 };
 
-// Averages parameters every so many steps. With several levels, such as all ranks of a host every 4
-// steps and all ranks of the job every 16, a step takes the level with the longest period that is
-// due. All ranks of a group make the same steps. Not to be shared between threads.
+// Averages parameters over the ranks of a group every few steps. There may be several levels: for
+// example all ranks of a host every 4 steps, and all ranks of the job every 16. If several levels
+// are due at a step, the one with the longest period is used. All ranks of a group must make the
+// same steps. Not thread-safe.
 class ModelAverager {
  public:
-  // kInvalidArgument without a level, for a level without a period or a group, and for periods that
-  // do not divide each other: such a level would be left out where it is due.
+  // Throws kInvalidArgument if there is no level, if a level has period 0 or no group, or if a
+  // period is not a multiple of the next shorter one: the shorter level would be left out where it
+  // is due.
   explicit ModelAverager(std::vector<AveragingLevel> levels, const AveragerOptions& options = {});
 
-  // Counts one step, and becomes an average where one is due: at the first step after the warm-up,
-  // and then by period. Collective then. Parameters may be of any types; returns true if they were
-  // averaged.
+  // Counts one step. If an average is due, replaces the parameters by their mean, and returns true.
+  // The first average is due at the first step after the warm-up. Collective and blocking if an
+  // average is due. Parameters may have different types. Throws what collectives throw.
   bool average_parameters(at::TensorList parameters);
   std::uint64_t steps() const { return steps_; }
 
+  // The number of steps. load() throws kInvalidArgument if the archive has none.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
@@ -51,23 +55,28 @@ class ModelAverager {
   std::uint64_t steps_ = 0;
 };
 
-// An optimizer whose steps end with the averager's: with hooks::PostLocalSgd, post-local SGD.
+// An optimizer whose step() also calls the averager. With hooks::PostLocalSgd this is post-local
+// SGD:
 //
-//   convoy::PostLocalSgdOptimizer optimizer(sgd, convoy::ModelAverager({{4, world}}, {.warmup_steps
-//   = 100})); model.register_comm_hook(convoy::hooks::PostLocalSgd({.start_local_sgd_iter = 100}));
+//   model.register_comm_hook(convoy::hooks::PostLocalSgd({.start_local_sgd_iter = 100}));
+//   convoy::PostLocalSgdOptimizer optimizer(
+//       sgd, convoy::ModelAverager({{4, world}}, {.warmup_steps = 100}));
 //
-// The inner optimizer must outlive it.
+// The inner optimizer must outlive it. Not thread-safe.
 class PostLocalSgdOptimizer {
  public:
   PostLocalSgdOptimizer(torch::optim::Optimizer& inner, ModelAverager averager)
       : inner_(&inner), averager_(std::move(averager)) {}
 
+  // Steps the inner optimizer, then calls average_parameters(), which may be collective. Returns
+  // what the inner optimizer returns.
   at::Tensor step(std::function<at::Tensor()> closure = nullptr);
   void zero_grad(bool set_to_none = true);
   torch::optim::Optimizer& inner() { return *inner_; }
   const ModelAverager& averager() const { return averager_; }
 
-  // The inner optimizer's state and the number of steps.
+  // The inner optimizer's state and the number of steps. load() throws kInvalidArgument if the
+  // archive was not written by save().
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 

@@ -16,57 +16,60 @@ namespace coll {
 class Group;  // opaque
 }
 
-// Collectives of the ranks of one host over shared memory, as a c10d::Backend: for torch's own
+// Collectives over shared memory between ranks of one host, as a c10d::Backend: for torch's own
 // ProcessGroup, and for programs that call it directly.
 //
-// Tensors may have any strides; what is not contiguous is copied. Tensors of allocateTensor() are
-// worked on in place by all ranks. Operations run in the order of their calls, which must be the
-// same on all ranks; sends and receives are apart from that order. Methods may be called from any
-// thread. Errors are convoy::Error, and torch's own for bad arguments;
-// docs/internals/collectives.md tells what they leave behind.
+// Tensors may have any strides; non-contiguous ones are copied. Tensors of allocateTensor() are not
+// copied: all ranks work on them in place. Collectives run in the order of the calls, which must be
+// the same on all ranks. Sends and receives are not part of that order. Methods are thread-safe.
+// They throw convoy::Error, and torch's errors for bad arguments; docs/internals/collectives.md
+// says what an error leaves behind.
 //
-// It belongs to the process that made it: a forked child can destroy its copy, and everything else
+// The backend belongs to the process that made it. A forked child can destroy its copy; anything
 // that communicates throws kUnsupported there.
 //
-// With asyncOp = false a call returns when it is done, and returns no Work (outside of coalescing
-// blocks).
+// With asyncOp = false a call blocks until it is done, and returns no Work (except in a coalescing
+// block).
 class ConvoyBackend : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds limit = kBackendDefaultTimeout)
         : c10d::Backend::Options("convoy", limit) {}
 
-    int threads = 1;           // that work on one large operation of this rank
-    bool read_private = true;  // large private tensors may be read out of the other process
-    // Tensors of ranks that work together must have equal shapes, not only as many elements. Must
-    // be the same on all ranks. By default true, unless CONVOY_COMPARE_SHAPES is 0.
+    int threads = 1;           // threads that work on one large operation of this rank
+    bool read_private = true;  // read large private tensors directly from the other process
+    // Tensors that ranks combine must have equal shapes, not only equal numbers of elements. Must
+    // be the same on all ranks. True by default, unless CONVOY_COMPARE_SHAPES is 0.
     bool compare_shapes = compare_shapes_by_default();
-    // Asked while the group is made, and forgotten then: ranks of it that have ended and how ("was
-    // killed by ..."), if somebody knows. They are not waited for.
+    // Optional. Called while the group is made, and dropped afterwards. Returns ranks of the group
+    // that have ended and how ("was killed by ..."). The constructor does not wait for these ranks.
     std::function<std::map<int, std::string>()> ended = {};
 
    private:
     static bool compare_shapes_by_default();
   };
 
-  // Collective: returns when all ranks have called it. The store's keys must be fresh.
+  // Collective. Blocks until all ranks have called it, at most for the timeout of the options. The
+  // keys that it uses must not be in the store yet: give each group a prefix of its own.
   ConvoyBackend(const std::shared_ptr<Store>& store, int rank, int size,
                 const c10::intrusive_ptr<Options>& options = c10::make_intrusive<Options>());
-  // On a store of torch's.
+  // The same on a store of torch's.
   ConvoyBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                 const c10::intrusive_ptr<Options>& options = c10::make_intrusive<Options>());
   ~ConvoyBackend() override;
 
   const std::string getBackendName() const override { return "convoy"; }
-  // A copy: what is changed in it has no effect.
+  // Returns a copy: changing it has no effect on the backend.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  // Timeout of later operations. Throws torch's ValueError if it is not positive.
   void setTimeout(std::chrono::milliseconds timeout) override;
 
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& opts = {}) override;
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& opts = {}) override;
-  // Sums. How many entries there are, and where, is exchanged before it returns, also with asyncOp.
+  // Sums sparse tensors. The number of entries and their indices are exchanged before the call
+  // returns, also with asyncOp.
   c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
                                                   const c10d::AllreduceOptions& opts = {}) override;
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
@@ -110,44 +113,50 @@ class ConvoyBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source,
                                       int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
-  // With a time-out of their own, which c10d's have not; source -1: anyone.
+  // As c10d's send and recv, with a timeout for this call. Source -1: any rank.
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int target, int tag,
                                       std::chrono::milliseconds timeout);
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag,
                                       std::chrono::milliseconds timeout);
-  // The same, waiting; recv_now returns the sender. Not part of a coalescing block.
+  // Blocking forms. recv_now returns the sender's rank. They are never part of a coalescing block.
   void send_now(const at::Tensor& tensor, int target, int tag, std::chrono::milliseconds timeout);
   int recv_now(const at::Tensor& tensor, int source, int tag, std::chrono::milliseconds timeout);
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts = {}) override;
-  // Every rank enforces the deadline, rank 0 first, and names every missing rank, whatever
-  // `wait_all` says: that only chooses between Gloo's two texts in front.
+  // A barrier that names the missing ranks. Blocks, and throws kTimeout at the deadline. Rank 0
+  // times out first and names every missing rank, whatever `wait_all` is: it only selects which of
+  // Gloo's two texts the message starts with.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all = false) override;
 
-  // Operations that this thread calls in between count as one: messages go as one batch, in no
-  // order among each other, and forget whom they came from; the Work of the end is done when all
-  // are. Each thread has a block of its own.
+  // A coalescing block: operations that this thread starts between startCoalescing() and
+  // endCoalescing() count as one. Messages are sent as one batch, in no order, and their Works do
+  // not tell the sender. The Work of endCoalescing() is done when all operations are. Each thread
+  // has its own block.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
-  // Instead of the end: messages of the block are not sent, collectives that were begun go on.
-  // abort() and shutdown() do it for all threads, a second start for this one.
+  // Ends the block without its messages, which are not sent. Collectives that were started go on.
+  // abort() and shutdown() do this for all threads; a second startCoalescing() does it for its own
+  // thread.
   void cancel_coalescing();
 
-  // Calls `callback` when an operation has ended, as ProcessGroup::on_event: as many as there are
-  // handles, and with more to tell than c10d's hook.
+  // Registers a callback that is called when an operation ends: see ProcessGroup::on_event. Any
+  // number may be registered. An Event has more details than c10d's hook below.
   EventHandle on_event(EventCallback callback);
-  // Called at the end of each operation, on the thread that ended it; must not wait for the group.
+  // Registers a hook that is called at the end of each operation, on the thread that ended it. It
+  // must not wait for the group.
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  // Blocks until everything that was begun has ended: each has a deadline, but for messages of a
-  // block that has not ended.
+  // Blocks until all started operations have ended. Each has a deadline, except messages in a
+  // coalescing block that has not ended.
   void waitForPendingWorks() override;
 
   void setSequenceNumberForGroup() override {}
+  // Number of the last collective that this rank has started.
   uint64_t getSequenceNumberForGroup() override;
   void enableCollectivesTiming() override {}
 
-  // Collective among `ranks`; nullptr on a rank that is not one of them.
+  // split(): collective among `ranks`; returns nullptr on other ranks. merge(): collective among
+  // `size` ranks.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -156,37 +165,38 @@ class ConvoyBackend : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
 
-  // Memory that all ranks work on in place: a 1-D tensor.
+  // Allocates a 1-D tensor in memory that all ranks work on in place.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long numel, at::TensorOptions options = {}) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
-  // True: the ranks are on one host and work on each other's memory. False: a class made of this
-  // one carries the same operations over something else.
+  // True: the ranks are on one host and access each other's memory. False: a derived class carries
+  // out the same operations over another medium.
   virtual bool shares_memory() const { return true; }
-  // What carries its operations, for the library itself.
+  // The group of the torch-free layer. For use inside the library.
   coll::Group& group() const;
 
-  // As its options say.
+  // The value of Options::compare_shapes.
   bool compares_shapes() const;
 
-  // Ranks whose processes are gone, as far as this one has heard.
+  // Ranks whose processes have ended, as far as this rank knows. Does not communicate.
   std::vector<int> lost_ranks() const;
-  // For Options::ended of a group that is made of these ranks.
+  // A function for Options::ended of a new group of these ranks.
   std::function<std::map<int, std::string>()> ended_among(const std::vector<int>& ranks) const;
 
-  // Pending and later operations fail on every rank.
+  // Makes pending and later operations fail on every rank.
   void abort() override;
-  // The same; the errors of the other ranks say why.
+  // The same. `why` is in the error text of the other ranks.
   void abort_because(const std::string& why);
-  // Leaves the group; does not wait for others.
+  // Leaves the group without waiting for other ranks. Does nothing in a forked child.
   void shutdown() override;
   c10d::ErrorType getError() override;
 
  protected:
-  // Over a group that was made otherwise.
+  // Wraps an existing group, for example over another medium.
   ConvoyBackend(std::shared_ptr<coll::Group> group, const c10::intrusive_ptr<Options>& options);
-  // Makes the backend of a split or merge. For a language whose backends end in their own way.
+  // Makes the backend of a split or merge. Language bindings override it if their backends have
+  // another lifetime.
   virtual c10::intrusive_ptr<c10d::Backend> make(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size,
                                                  const c10::intrusive_ptr<Options>& options) const;

@@ -12,15 +12,17 @@ class Store;
 
 namespace convoy {
 
-// Our store as torch's, so that foreign backends (and Python) can meet through it. Thread-safe like
-// the store itself; clone() shares the connection. Errors arrive as torch's: a deadline as
-// c10::DistStoreError, everything else as c10::DistNetworkError.
+// Wraps our store as a torch store, so that foreign backends and Python can use it for rendezvous.
+// As thread-safe as the store itself. clone() shares the connection. Its methods throw torch's
+// exceptions: c10::DistStoreError at a deadline, c10::DistNetworkError for everything else. Throws
+// kInvalidArgument if `store` is nullptr.
 c10::intrusive_ptr<c10d::Store> to_c10d(std::shared_ptr<Store> store);
 
-// Torch's store (TCPStore, FileStore, HashStore, ...) as ours. An adapter made by to_c10d gives
-// back the store it was made from. Torch's exceptions arrive as Error (kTimeout, kPeerLost). What
-// torch's stores cannot do is made up for: watch() polls, keys() needs a store that lists its keys
-// (kUnsupported otherwise).
+// Wraps a torch store (TCPStore, FileStore, HashStore, ...) as ours. Unwraps what to_c10d made:
+// returns the original store. Thread-safe: calls are serialised. Torch's exceptions become Error
+// (kTimeout, kPeerLost). watch() polls, because torch has no such call. keys() throws kUnsupported
+// unless the store can list its keys. In a forked child every call throws kUnsupported. Throws
+// kInvalidArgument if `store` is nullptr.
 std::shared_ptr<Store> from_c10d(c10::intrusive_ptr<c10d::Store> store);
 
 }  // namespace convoy

@@ -7,11 +7,12 @@
 
 namespace convoy {
 
-// A place in a program. As the last parameter of a function, with current() as its default, it is
-// where the function was called: users write nothing. std::source_location does the same, where
-// there is one: clang 14 has none.
+// A source location: file, function and line. Use it as the last parameter of a function, with
+// current() as the default argument: it is then the location of the call, and callers pass nothing.
+// It replaces std::source_location, which clang 14 does not have, and converts from it where there
+// is one.
 struct CallSite {
-  const char* file = nullptr;  // nullptr: not known. Text that lives as long as the program
+  const char* file = nullptr;  // nullptr: unknown. The text must live as long as the program
   const char* function = nullptr;
   unsigned line = 0;
 

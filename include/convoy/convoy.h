@@ -1,6 +1,6 @@
 #pragma once
 
-// Everything, for programs that do not mind the time it takes to compile.
+// Includes all public headers. Slow to compile: include single headers where that matters.
 
 // Errors, deadlines, the flight record, the store and the launcher's environment.
 #include "convoy/deadline.h"
@@ -10,7 +10,7 @@
 #include "convoy/store.h"
 #include "convoy/version.h"
 
-// Memory of tensors.
+// Tensor memory.
 #include "convoy/allocator.h"
 
 // Process groups.
@@ -22,7 +22,7 @@
 #include "convoy/window.h"
 #include "convoy/work.h"
 
-// Tensors between processes.
+// Sharing tensors between processes.
 #include "convoy/process_pool.h"
 #include "convoy/published.h"
 #include "convoy/queue.h"
@@ -46,10 +46,10 @@
 #include "convoy/sync_batch_norm.h"
 #include "convoy/tensors_in.h"
 
-// Calls of functions in other processes.
+// RPC.
 #include "convoy/rpc.h"
 
-// Gradients across workers.
+// Distributed autograd, optimizer and pipeline.
 #include "convoy/autograd.h"
 #include "convoy/distributed_optimizer.h"
 #include "convoy/pipeline.h"

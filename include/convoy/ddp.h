@@ -23,8 +23,8 @@ namespace convoy {
 
 namespace detail {
 
-// An argument of forward: a copy with its tensors cast, if it can be copied and they can be found;
-// otherwise the argument as it is.
+// An argument of forward, with its floating-point tensors cast to `type`. It is a copy if the type
+// can be copied and owns its tensors; otherwise the argument is passed unchanged.
 template <class Arg>
 class CastArgument {
  public:
@@ -54,29 +54,33 @@ concept NoModulePointer = !ModuleHolder<T> && !kIsSharedPointer<T>;
 
 }  // namespace detail
 
-// A module whose gradients are averaged over the ranks of a group while backward computes them:
+// Wraps a module: gradients are averaged over the ranks of a group while backward computes them.
 //
 //   convoy::DistributedDataParallel model(Net(), world, {.bucket_cap_mb = 25});
 //   torch::optim::SGD sgd(model->parameters(), 0.1);
 //   loss(model(input), target).backward();     // gradients are the same on every rank
 //   sgd.step();
 //
-// Net is a module holder or a shared_ptr to a module. All ranks construct and run it in the same
-// way. A difference between ranks, or a backward that fails on one of them, is an error on every
-// rank, with names. A call is collective if it synchronizes buffers: in training mode with
-// gradients enabled. `model->` is the module itself; calling it directly trains this rank alone. If
-// the module's parameters were replaced after wrapping, the next forward throws: wrap it again.
-// docs/reference/ddp.md has the rules and a comparison with Python.
+// Net is a module holder or a shared_ptr to a module. All ranks must construct and run it in the
+// same way. If ranks differ, or if backward fails on one rank, every rank throws, and the text
+// names the rank.
+//
+// Backward is collective, except inside of no_sync(). Forward is collective if it synchronizes
+// buffers: in training mode with gradients enabled. `model->` is the module itself; calling it
+// directly trains this rank alone. If parameters of the module are replaced after wrapping, the
+// next forward throws kInvalidArgument: wrap the module again. Not thread-safe: one thread at a
+// time. docs/reference/ddp.md has the rules and a comparison with Python.
 template <class Module>
 class DistributedDataParallel : public Joinable {
  public:
-  // Collective. kInvalidArgument on every rank if ranks differ, or for names that do not exist.
+  // Collective, blocks. Throws kInvalidArgument on every rank if ranks differ, or if an option
+  // names a parameter that does not exist.
   DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group,
                           const DdpOptions& options = {})
       : module_(std::move(module)), core_(module_, std::move(group), options) {}
-  // A holder of torch::nn's, such as torch::nn::Linear.
+  // The same for a module holder, such as torch::nn::Linear.
   template <detail::ModuleHolder Holder>
-  DistributedDataParallel(Holder holder, ProcessGroup group, const DdpOptions& options = {})
+  DistributedDataParallel(const Holder& holder, ProcessGroup group, const DdpOptions& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
   // Anything else does not compile.
   template <detail::NoModulePointer Other>
@@ -87,7 +91,7 @@ class DistributedDataParallel : public Joinable {
                   "std::shared_ptr to a module, not the module itself or a plain pointer");
   }
 
-  // The module's forward. What it returns may be or hold tensors: see convoy/tensors_in.h.
+  // Calls the module's forward. Its result may be or contain tensors: see convoy/tensors_in.h.
   template <class... Args>
   auto forward(Args&&... args) {
     if (const auto type = core_.input_type()) {
@@ -105,42 +109,45 @@ class DistributedDataParallel : public Joinable {
   Module& operator*() { return *module_; }
   const std::shared_ptr<Module>& module() const { return module_; }
 
-  // While it lives, backward adds to this rank's gradients only. It counts when backward runs. With
-  // `on` false it does nothing: no_sync(i % 4 != 3) in a loop that accumulates four batches.
+  // While the returned object lives, backward only adds to this rank's gradients, and nothing is
+  // reduced. What counts is when backward runs. With `on` false it does nothing, for loops that
+  // accumulate four batches: no_sync(i % 4 != 3).
   Reducer::NoSync no_sync(bool on = true) { return core_.reducer().no_sync(on); }
-  // Reduces what was accumulated, without a backward. Collective.
+  // Reduces the accumulated gradients, without a backward. Collective, blocks.
   void sync_gradients() { core_.sync_gradients(); }
-  // Goes on with another group: see Reducer. Buffers become those of the same rank. kUnsupported
-  // with parameter_groups.
+  // Continues with another group: see Reducer. Collective, blocks. Buffers are taken from the same
+  // rank as parameters. Throws kUnsupported if there are parameter_groups.
   void update_process_group(ProcessGroup group) { core_.update_process_group(std::move(group)); }
-  // Call it once, before the first backward. Collective.
+  // Replaces the all-reduce of buckets. Call it once, before the first backward. Collective.
   void register_comm_hook(CommHook hook) { core_.reducer().register_comm_hook(std::move(hook)); }
+  // Replaces the broadcast of buffers. Throws kInvalidArgument if the hook is empty, or if there is
+  // one already.
   void register_buffer_hook(BufferHook hook, BufferSync when = BufferSync::kAfterForward) {
     core_.set_buffer_hook(std::move(hook), when);
   }
-  // Buffers become rank 0's, as before evaluation on several ranks. Collective.
+  // Copies rank 0's buffers to all ranks, for example before evaluation. Collective, blocks.
   void sync_buffers() { core_.sync_buffers(); }
-  // For weighted(samples) before each backward.
+  // Replaces DdpOptions::reduce, for example by weighted(samples) before each backward.
   void set_reduce(GradReduce reduce) { core_.set_reduce(reduce); }
-  // As the option; before the first backward that is reduced, on all ranks.
+  // Sets DdpOptions::static_graph. Call it on all ranks, before the first reduced backward.
   void set_static_graph() { core_.set_static_graph(); }
-  // See Reducer.
+  // See Reducer::set_sparse_metadata.
   void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
     core_.reducer().set_sparse_metadata(rows);
   }
-  // The last backward was dropped: NonFinite::kSkip.
+  // True if the last backward was dropped because of NonFinite::kSkip.
   bool skipped() const { return core_.reducer().skipped(); }
 
-  // --- what it does: see convoy/ddp_stats.h ---
-  // PyTorch's logging data, also after an error.
+  // --- statistics: see convoy/ddp_stats.h ---
+  // PyTorch's DDP logging data. Also available after an error.
   DdpStats stats() const { return core_.stats(); }
-  // Times in it are of one backward of so many (and of the first ten); 100.
+  // Measures the times in stats() in one of `rate` backwards, and in the first ten. Default: 100.
   void set_runtime_logging_sample_rate(std::uint64_t rate) { core_.set_sample_rate(rate); }
-  // "step 120, 12.3 ms: compute 71 %, waited for rank 1 18 %, reduce 11 %", of the last one.
+  // One line about the last step: "step 120, 12.3 ms: compute 71 %, waited for rank 1 18 %, ...".
   std::string report() const { return core_.reducer().timeline().report(); }
-  // When the parts of the last step happened.
+  // The times of the last step.
   const RoundTimes& timeline() const { return core_.reducer().timeline(); }
-  // The last step of all ranks as a Chrome trace, which rank 0 writes. Collective.
+  // Writes the last step of all ranks as a Chrome trace, on rank 0. Collective, blocks.
   void write_trace(const std::string& path) const { core_.reducer().write_trace(path); }
 
   Reducer& reducer() { return core_.reducer(); }
@@ -148,13 +155,13 @@ class DistributedDataParallel : public Joinable {
   const ProcessGroup& group() const { return core_.reducer().group(); }
   const DdpOptions& options() const { return core_.options(); }
 
-  // For Join.
+  // Joinable: called by Join.
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& join_options) override {
     return core_.join_hook(*this, join_options);
   }
   const ProcessGroup& join_process_group() const override { return group(); }
 
-  // torch::save and torch::load, as of the module itself.
+  // torch::save and torch::load work as with the module itself.
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                      const DistributedDataParallel& model) {
     model.core_.restore_parameters();

@@ -19,58 +19,65 @@ namespace torch::nn {
 class Module;
 }
 
-// What DistributedDataParallel is made of, for modules that are not torch::nn's.
+// The parts of DistributedDataParallel, for modules that are not torch::nn modules.
 namespace convoy {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// What DdpCore sees of a module: one of torch::nn, or of another language.
+// A module as DdpCore sees it: a torch::nn::Module, or a module of another language.
 class DdpModule {
  public:
   virtual ~DdpModule() = default;
 
   virtual std::string name() const = 0;
   virtual bool is_training() const = 0;
-  // In the same order on all ranks; a shared one under each of its names.
+  // In the same order on all ranks. A shared parameter is listed under each of its names.
   virtual NamedTensors parameters() const = 0;
-  // True if parameters() would give these tensors, in this order. Asked in each forward: the given
-  // one compares with parameters(), others may know a faster way.
+  // True if parameters() would return these tensors in this order. Called in each forward. The
+  // default compares with parameters(); override it if there is a faster way.
   virtual bool holds(const NamedTensors& known) const;
-  // Asked for each time: a module may replace its buffers.
+  // Called each time that buffers are needed: a module may replace them.
   virtual NamedTensors buffers() const = 0;
   // Parameters whose gradients are sparse.
   virtual std::vector<at::Tensor> sparse() const = 0;
-  // Statistics of normalisation layers in training mode: their forward writes them without telling
-  // autograd, and their backward does not read them.
+  // Running statistics of normalisation layers in training mode. Forward writes them without
+  // telling autograd, and backward does not read them.
   virtual std::vector<at::Tensor> statistics() const = 0;
   virtual bool has_sync_batch_norm() const = 0;
-  // Why it cannot be wrapped, which is thrown on all ranks; empty: it can.
+  // Why the module cannot be wrapped; all ranks throw this text. Empty: it can be wrapped.
   virtual std::string error() const { return {}; }
 };
 
-// Takes the place of the broadcast of buffers: communicates over `group` and writes into them.
+// Replaces the broadcast of buffers: communicates over `group` and writes into the buffers.
 using BufferHook = std::function<void(const ProcessGroup& group, const NamedTensors& buffers)>;
 
-// What DistributedDataParallel does, whatever the type of its module. Thread-safety as for Reducer.
+// The implementation of DistributedDataParallel, independent of the module's type. Functions
+// without a comment do what the function of the same name does there. Thread-safety as for Reducer:
+// one thread at a time.
 class DdpCore {
  public:
   class Impl;  // opaque
 
+  // Collective, blocks. Throws kInvalidArgument on every rank if ranks differ.
   DdpCore(std::shared_ptr<DdpModule> module, ProcessGroup group, const DdpOptions& options);
   DdpCore(std::shared_ptr<torch::nn::Module> module, ProcessGroup group, const DdpOptions& options);
   ~DdpCore();
   DdpCore(DdpCore&&) noexcept;
   DdpCore& operator=(DdpCore&&) noexcept;
 
+  // Call these before and after the module's forward. Collective if buffers are synchronized.
+  // after_forward() replaces the outputs by tensors from which backward reaches the reducer.
   void before_forward();
   void after_forward(const std::vector<at::Tensor*>& outputs);
-  // Instead of after_forward(), when the module threw: in its handler, or with the text of what it
-  // was. Other ranks hear of it.
+  // Call this instead of after_forward() if the module threw: in its catch block, or with the text
+  // of the exception. Other ranks learn about it in their backward.
   void forward_failed();
   void forward_failed(const std::string& why);
+  // Collective, blocks.
   void sync_buffers();
+  // register_buffer_hook() of DistributedDataParallel.
   void set_buffer_hook(BufferHook hook, BufferSync when);
-  // `self` is what the Join knows.
+  // `self` is the object that was passed to the Join.
   std::unique_ptr<JoinHook> join_hook(const Joinable& self, const JoinOptions& options);
   Reducer& reducer();
   const Reducer& reducer() const;
@@ -81,11 +88,11 @@ class DdpCore {
   void set_static_graph();
   void set_sample_rate(std::uint64_t rate);
   DdpStats stats() const;
-  // The type that tensors on their way into forward become, if any.
+  // The type that floating-point inputs of forward must be cast to, if any.
   std::optional<at::ScalarType> input_type() const;
 
-  // With mixed precision a forward without a backward leaves copies of the parameters in their
-  // place; this puts them back.
+  // With mixed precision, parameters hold copies of lower precision between forward and backward.
+  // This puts the originals back, for example if no backward follows.
   void restore_parameters() const;
 
  private:
@@ -94,24 +101,27 @@ class DdpCore {
   std::unique_ptr<Impl> impl_;
 };
 
-// A model's part of a Join that somebody else conducts, such as torch.distributed.algorithms.Join:
-// that one tells when a step begins, and when a rank takes part without inputs. A step is one
-// forward and one backward, or a forward inside of no_sync().
+// One model's part in a Join that other code controls, such as torch.distributed.algorithms.Join.
+// That code says when a step begins, and when a rank takes part without inputs. A step is one
+// forward and one backward, or a forward inside of no_sync(). Not thread-safe.
 class JoinPart {
  public:
-  // The core stays where it is. kInvalidArgument as for Join.
+  // `core` must stay at its address. Throws kInvalidArgument if the model has parameter_groups, or
+  // is in another Join.
   JoinPart(DdpCore& core, const JoinOptions& options);
   ~JoinPart();
   JoinPart(const JoinPart&) = delete;
   JoinPart& operator=(const JoinPart&) = delete;
 
-  // Before the forward of a rank that has an input; collective, with shadow() of those that have
-  // none. kInvalidArgument on all ranks if some of them are in no_sync() and others not.
+  // Call it before the forward of a rank that has an input. Collective: ranks without inputs call
+  // shadow(). Throws kInvalidArgument on all ranks if some of them are in no_sync() and others are
+  // not.
   void step();
-  // kRemote if the backward fails.
+  // Takes part in a step of the other ranks, with zero gradients. Collective. Throws kRemote if the
+  // backward of the other ranks fails.
   void shadow();
-  // When no rank has inputs any more. Collective: the model becomes that of the greatest rank of
-  // those that say so.
+  // Call it when no rank has inputs any more. Collective: parameters and buffers become those of
+  // the highest rank that passes true. Throws kInvalidArgument if no rank does.
   void finish(bool is_last_joiner);
 
  private:

@@ -7,12 +7,12 @@
 
 namespace convoy {
 
-// A point on the steady clock until which a call may block. A duration converts to one, from now:
-// queue.get(5s). One deadline is made where the user's time-out enters and passed down unchanged,
-// so nested waits share it. A value; thread-safe.
+// A point in time until which a call may block, on the steady clock. A duration converts to a
+// deadline, counted from now: queue.get(5s). Make one deadline from the user's timeout and pass it
+// down unchanged, so that nested waits share it. A value type; thread-safe.
 class Deadline {
  public:
-  // The steady clock, whose time points these are. Tests may replace it, for the whole process.
+  // The steady clock. Tests may replace now(), for the whole process.
   struct Clock : std::chrono::steady_clock {
     static time_point now() {
       const auto replaced = now_for_testing.load(std::memory_order_relaxed);
@@ -25,7 +25,8 @@ class Deadline {
   Deadline(std::chrono::duration<Rep, Period> timeout)  // NOLINT(google-explicit-constructor)
       : Deadline(after(timeout)) {}
 
-  // `timeout` from now, of any unit. One too large for the clock means Deadline::never().
+  // `timeout` from now, in any unit. 0 or less: expired at once. A century or more:
+  // Deadline::never().
   template <class Rep, class Period>
   static Deadline after(std::chrono::duration<Rep, Period> timeout,
                         Clock::time_point now = Clock::now()) {
@@ -38,22 +39,22 @@ class Deadline {
     return Deadline(now + std::chrono::ceil<Clock::duration>(timeout));
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
-  // For waits that another event is certain to end (a joined thread, a reaped child).
+  // No deadline. For waits that another event is certain to end (a joined thread, a reaped child).
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   bool is_never() const { return when_ == Clock::time_point::max(); }
   bool expired() const { return !is_never() && Clock::now() >= when_; }
   Clock::time_point when() const { return when_; }
 
-  // Time left, zero once expired; nanoseconds::max() for never().
+  // Time left. Zero if expired, nanoseconds::max() for never().
   std::chrono::nanoseconds remaining() const {
     if (is_never()) return std::chrono::nanoseconds::max();
     const auto now = Clock::now();  // compared first: the difference to a far past overflows
     return when_ > now ? when_ - now : std::chrono::nanoseconds::zero();
   }
 
-  // For poll(2) and epoll: rounded up, so that a wait never returns just before the deadline.
-  // -1 for never().
+  // Time left for poll(2) and epoll, rounded up so that a wait never returns just before the
+  // deadline. -1 for never().
   int poll_timeout_ms() const {
     if (is_never()) return -1;
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(remaining()).count();
@@ -69,9 +70,9 @@ class Deadline {
   Clock::time_point when_;
 };
 
-// How long a call may take, as options say it: so long from when the call begins, whichever call
-// the options are used for ({.timeout = 5s}), or until a deadline. Not set: the time-out of what it
-// is called on. A value.
+// Time limit in an options struct: not set, a duration, or a Deadline. A duration counts from the
+// start of each call that uses the options ({.timeout = 5s}). Not set: the call uses the default of
+// its group or session. A value type.
 class Timeout {
  public:
   Timeout() = default;
@@ -89,13 +90,13 @@ class Timeout {
 
   bool is_set() const { return !std::holds_alternative<std::monostate>(value_); }
   bool is_deadline() const { return std::holds_alternative<Deadline>(value_); }
-  // From now; nullopt: not set. nanoseconds::max() for never.
+  // Time left from now. nullopt: not set. nanoseconds::max(): no limit.
   std::optional<std::chrono::nanoseconds> left() const {
     if (const auto* deadline = std::get_if<Deadline>(&value_)) return deadline->remaining();
     if (const auto* duration = std::get_if<std::chrono::nanoseconds>(&value_)) return *duration;
     return std::nullopt;
   }
-  // Until when a call that begins now may take; `own` if it is not set.
+  // Deadline of a call that starts now. Returns `own` if no limit is set.
   Deadline deadline(const Deadline& own) const {
     if (const auto* deadline = std::get_if<Deadline>(&value_)) return *deadline;
     if (const auto* duration = std::get_if<std::chrono::nanoseconds>(&value_)) return *duration;

@@ -9,10 +9,10 @@
 #include "convoy/group.h"
 #include "convoy/store.h"
 
-// Training that goes on when ranks die, and takes in new ones.
+// Elastic training: it continues when ranks die, and takes in new ranks.
 //
-//   convoy::elastic::run(model, {.store = store, .joins = is_replacement}, [&](std::uint64_t step)
-//   {
+//   convoy::elastic::run(model, {.store = store, .joins = is_replacement},
+//                        [&](std::uint64_t step) {
 //     loss(model(batch(step, model.group().rank(), model.group().size()))).backward();
 //     optimizer.step();
 //     return step + 1 < kSteps;
@@ -21,39 +21,48 @@
 // See docs/reference/elastic.md.
 namespace convoy::elastic {
 
-// After members have gone or come, on all of them.
+// A change of members, as all members see it.
 struct Change {
   ProcessGroup group;
-  std::uint64_t step = 0;  // the next one
+  std::uint64_t step = 0;  // the next step
 };
 
 struct Options {
-  // Of all members, also those to come; it must not live in one that may die: see StoreHost.
+  // The store of all members, also of future ones. It must not live in a process that may die: see
+  // StoreHost.
   std::shared_ptr<Store> store = nullptr;
-  // This process is not among the members yet: it waits until they take it in. Its model is in a
-  // group of its own, of one.
+  // This process is a newcomer: it waits until the members take it in. Its model must be in a group
+  // of size 1.
   bool joins = false;
-  // With fewer members, they wait for others to join.
+  // If there are fewer members, they wait until others join.
   int min_size = 1;
-  // Members look for others after every so many steps, and after each death; 0: only then.
+  // Members check for newcomers after this many steps, and after each death. 0: only after deaths.
   std::uint64_t look_every = 1;
-  // Of one change of members, of waiting for min_size, and of waiting to be taken in.
+  // Limit for one change of members, including the wait for min_size, and for the wait of a
+  // newcomer.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // Called on every member after each change.
   std::function<void(const Change&)> on_change = {};
 };
 
-// What has a group: DistributedDataParallel and Reducer do.
+// Anything with a group that can be replaced, such as DistributedDataParallel and Reducer.
 struct Model {
   std::function<ProcessGroup()> group;
   std::function<void(const ProcessGroup&)> update;  // update_process_group()
 };
 
-// Calls step(0), step(1), ... until it returns false; the number of the next step after that. All
-// members make the same steps. When one has died, the others' step throws kPeerLost: they go on
-// without it, and repeat that step. New members begin with the step that the others are at, with
-// their model, states and learning rates. Returns 0 for a process that came to join after the end.
-// Throws what `step` throws otherwise; kTimeout if too few members are left, and if nobody takes
-// this process in. Needs backend "convoy".
+// Calls step(0), step(1), ... until it returns false. Returns the number of the step that would
+// follow; 0 if this process asked to join after the end. Blocks for the whole training. All members
+// make the same steps.
+//
+// If a member dies, `step` throws kPeerLost on the others: they continue without it and repeat that
+// step. If no member has died, a step is repeated at most 3 times; then the error is rethrown.
+// Newcomers begin at the current step of the members, with their model, and with the state and
+// learning rates of an attached ShardedOptimizer. Other optimizers are not synchronized.
+//
+// Throws kTimeout if too few members are left, or if the members do not take this process in.
+// Throws kInvalidArgument without a store, if the timeout is not positive, or if a newcomer's group
+// has more than one rank. Other exceptions of `step` are passed on. Needs backend "convoy".
 std::uint64_t run(const Model& model, const Options& options,
                   const std::function<bool(std::uint64_t step)>& step);
 
@@ -67,8 +76,8 @@ std::uint64_t run(Wrapped& model, const Options& options,
       options, step);
 }
 
-// A store for members, in a process that outlives them: the one that starts them. They connect with
-// connect_store(path, deadline).
+// A store server for the members, in a process that outlives them, such as the one that starts
+// them. Members connect with connect_store(path, deadline).
 class StoreHost {
  public:
   StoreHost();
@@ -76,7 +85,7 @@ class StoreHost {
   StoreHost(const StoreHost&) = delete;
   StoreHost& operator=(const StoreHost&) = delete;
 
-  // Of a socket in a folder that only this user can open; both go with the object.
+  // Path of the socket, in a folder that only this user can open. The destructor removes both.
   const std::string& path() const;
 
  private:

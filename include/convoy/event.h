@@ -13,25 +13,26 @@
 
 namespace convoy {
 
-// An operation of a group that has ended, as a listener is told of it.
+// Describes an operation of a group that has ended, for listeners.
 struct Event {
   using Clock = std::chrono::steady_clock;
 
-  std::string operation;       // "all_reduce"
-  std::string group;           // its name
-  std::uint64_t sequence = 0;  // of the collective in its group, from 1; messages count apart
-  std::size_t bytes = 0;       // that this rank gives or gets, whichever is more
-  Clock::time_point start;     // when it was called
+  std::string operation;       // for example "all_reduce"
+  std::string group;           // name of the group
+  std::uint64_t sequence = 0;  // number of the collective in its group, from 1; not of messages
+  std::size_t bytes = 0;       // bytes that this rank sends or receives, whichever is more
+  Clock::time_point start;     // time of the call
   Clock::time_point end;
-  std::exception_ptr error;  // nullptr: it went well
-  CallSite where;            // of the call; without a file where it came through c10d
+  std::exception_ptr error;  // nullptr: success
+  CallSite where;            // location of the call; no file if it came through c10d
 };
 
 using EventCallback = std::function<void(const Event&)>;
 
 class EventListener;
 
-// Keeps a listener registered while it exists. Movable; may be empty. Thread-safe except for moves.
+// Keeps a listener registered; the destructor removes it. Movable; may be empty. Thread-safe,
+// except for moves.
 class [[nodiscard]] EventHandle {
  public:
   EventHandle() = default;
@@ -41,8 +42,8 @@ class [[nodiscard]] EventHandle {
   ~EventHandle() { remove(); }
 
   explicit operator bool() const { return listener_ != nullptr; }
-  // No call begins after this, and those under way on other threads have ended. Idempotent; the
-  // callback itself may do it, too.
+  // Removes the listener. Afterwards no call of it begins. Blocks until calls on other threads have
+  // returned. Idempotent. The callback itself may call it.
   void remove() noexcept;
 
  private:

@@ -14,11 +14,11 @@
 #include <variant>
 #include <vector>
 
-// How a value of a C++ type becomes a row of simple ones, and is made from them again. It is the
-// same for everything that carries values to other processes: messages of channels and queues,
-// arguments of spawned functions and of calls.
+// Serialisation: how a value of a C++ type becomes a flat list of simple values, and is rebuilt
+// from them. Everything that sends values to other processes uses it: messages of channels and
+// queues, arguments of spawned functions and of RPC calls.
 //
-// A type of your own names its fields, which may be of any type that can be passed:
+// A type of your own lists its fields, which may have any type that can be sent:
 //
 //   struct Job {
 //     int seed = 0;
@@ -26,12 +26,12 @@
 //     CONVOY_FIELDS(seed, start)
 //   };
 //
-// or, where the type is not yours to change, in its namespace:
+// For a type that you cannot change, write a function in its namespace:
 //
 //   inline auto fields(Point& point) { return std::tie(point.x, point.y); }
 //
-// It is default-constructed on the other side before its fields are assigned. Both sides must agree
-// on the fields and their order.
+// The receiver default-constructs the type and then assigns its fields. Both sides must have the
+// same fields in the same order.
 #define CONVOY_FIELDS(...)                        \
   auto fields() { return std::tie(__VA_ARGS__); } \
   auto fields() const { return std::tie(__VA_ARGS__); }
@@ -45,7 +45,8 @@ concept FieldsBeside = requires(T& value) { fields(value); };
 template <class T>
 concept HasFields = FieldsInside<T> || FieldsBeside<T>;
 
-// Whoever describes a type writes one function, without const; it only refers to the fields.
+// The fields of a value, as references. A free function fields() takes a non-const reference, also
+// when the value is only read.
 template <HasFields T>
 auto fields_of(T& value) {
   if constexpr (FieldsInside<T>) {
@@ -78,8 +79,8 @@ concept Parts = requires { std::tuple_size<T>::value; };
 template <class T>
 inline constexpr bool kUnknown = false;
 
-// Appends a value to a sink, which has
-//   template <class T> static constexpr bool kHolds;  whether add() takes a T as it is: at least
+// Appends a value to a sink. A sink has
+//   template <class T> static constexpr bool kHolds;  whether add() takes a T directly: at least
 //                                                     bool, std::int64_t, double
 //   void add(const T&);
 //   void add_text(std::string_view);
@@ -129,12 +130,12 @@ struct Nesting<Source> : Source::Nested {
   using Source::Nested::Nested;
 };
 
-// Takes a value from a source, which has kHolds as sinks have it and
+// Takes a value from a source. A source has kHolds as a sink, and
 //   T take_held<T>();
 //   std::uint64_t take_unsigned();
-//   std::size_t take_count();         of the items that follow; never more than can follow
-//   [[noreturn]] void wrong_kind();   what was taken last is not what is wanted here
-//   class Nested;                     (may be missing) made of it around each type with fields
+//   std::size_t take_count();         number of items that follow; never more than can follow
+//   [[noreturn]] void wrong_kind();   throws: the value taken last has the wrong type
+//   class Nested;                     (optional) constructed around each type with fields
 template <class T, class Source>
 T take_value(Source& from) {
   if constexpr (Source::template kHolds<T>) {
@@ -189,7 +190,7 @@ T take_value(Source& from) {
     }(std::make_index_sequence<std::variant_size_v<T>>());
   } else if constexpr (Parts<T>) {
     return [&from]<std::size_t... i>(std::index_sequence<i...>) {
-      // Braces: evaluated from left to right.
+      // Braced initialisers are evaluated from left to right.
       return T{take_value<std::remove_const_t<std::tuple_element_t<i, T>>>(from)...};
     }(std::make_index_sequence<std::tuple_size_v<T>>());
   } else if constexpr (std::same_as<T, std::monostate>) {

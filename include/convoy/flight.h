@@ -4,14 +4,16 @@
 
 namespace convoy {
 
-// The flight record: what this process's groups did last, about 2000 operations. Written always;
-// read from outside by `convoy record`, after a death by `convoy run`, or here. See
+// The flight record: the last operations of this process's groups, about 2000 of them. Recording is
+// on by default. `convoy record` reads it from outside, `convoy run` reads it after a death, and
+// the functions below read it in the process. They are thread-safe. See
 // docs/reference/debugging.md.
 
-// As JSON, in the form of PyTorch's flight recorder. Empty if none is written (CONVOY_FLIGHT=off).
+// The record as JSON, in the format of PyTorch's flight recorder. Empty if recording is off
+// (CONVOY_FLIGHT=off).
 std::string flight_record();
-// Writes folder/rank_<r>, which torchfrtrace reads once all ranks have written theirs, and
-// folder/<r>.json. Throws kUnsupported if none is written.
+// Writes folder/rank_<r> and folder/<r>.json; creates the folder. torchfrtrace can read the first
+// once all ranks have written theirs. Throws kUnsupported if recording is off.
 void write_flight_record(const std::string& folder);
 
 }  // namespace convoy

@@ -12,74 +12,76 @@
 #include "convoy/share.h"
 #include "convoy/values.h"
 
-// The functions that other processes can ask this one to run. spawn() and ProcessPool register
-// those that they are used with by themselves, before main, in every process of the program.
+// The registry of functions that other processes can ask this one to run. Functions that are used
+// with spawn() and ProcessPool are registered automatically, before main, in every process of the
+// program.
 namespace convoy {
 
-// What the registry tells of a function.
+// A registered function.
 struct FunctionInfo {
   std::string name;       // "sim::act(int, convoy::Slots const&, double)"
-  std::string signature;  // "void (int, convoy::Slots, double)": results and parameters as values
+  std::string signature;  // "void (int, convoy::Slots, double)": with all types by value
   std::uint64_t signature_hash = 0;
-  // Whether any peer may call it by name. Being used with spawn() or ProcessPool does not set this:
-  // those run only what their own parent, the same program, asks for.
+  // Whether any peer may call it by name. Use with spawn() or ProcessPool does not set this: there
+  // only the parent, the same program, asks for it.
   bool exported = false;
 };
-// All that this process knows, by name. Thread-safe.
+// All functions that this process knows, sorted by name. Thread-safe.
 std::vector<FunctionInfo> registered_functions();
 
 namespace detail {
 
-// Runs a function with arguments that it takes from a message; what it returned.
+// Runs a function with arguments from a message; returns its result.
 using Runner = share::Message (*)(int index, share::ValueReader& arguments);
 
 enum class FunctionUse {
-  kProcess,  // a spawned process runs it; its first parameter is the index
-  kItem,     // a worker of a pool runs it
+  kProcess,  // a spawned process runs it; its first parameter is the process index
+  kItem,     // a worker of a ProcessPool runs it
 };
 
 struct FunctionEntry : FunctionInfo {
-  const void* identity = nullptr;  // one address for each function
+  const void* identity = nullptr;  // a unique address for each function
   Runner run_process = nullptr;
   Runner run_item = nullptr;
-  // Of functions that are called by other workers (convoy/rpc.h): a name without parameters, what
-  // their values are made of with its hash, and what runs them.
+  // For functions that are called over RPC (convoy/rpc.h): the name without parameters, the
+  // signature of their values and its hash, and the code that runs the call.
   std::string call_name = {};
   std::string call_signature = {};
   std::uint64_t call_hash = 0;
   void (*run_call)(void* call) noexcept = nullptr;
 };
 
-// Finds or makes the entry of a function and gives it one more way to be run. The name comes from
-// `type`, a type's mangled name that holds the function's. Functions of one name in several files
-// of a program (static, or in anonymous namespaces) are "name", "name#2" and so on, in the order in
-// which they register: the same in every process that runs the same file.
+// Finds or creates the entry of a function, and adds `runner` to it for `use`. The name comes from
+// `type`, whose mangled name contains that of the function. If functions in several files of a
+// program have the same name (static, or in anonymous namespaces), they are called "name", "name#2"
+// and so on, in the order of registration. That order is the same in every process that runs the
+// same executable. Thread-safe.
 const FunctionEntry& register_function(const void* identity, const std::type_info& type,
                                        const std::type_info& signature, FunctionUse use,
                                        Runner runner);
 
-// A function that is called by other workers.
+// A function that is called over RPC.
 struct CallRegistration {
   const void* identity = nullptr;
-  const std::type_info* type = nullptr;  // as above
+  const std::type_info* type = nullptr;  // as in register_function()
   std::string signature = {};
-  bool lambda = false;  // then its name is the text that stands for it in this scope
+  bool lambda = false;  // if true, its name is `text`, in the namespace of `scope`
   std::string_view text = {};
   const std::type_info* scope = nullptr;
   void (*run)(void* call) noexcept = nullptr;
 };
-// Lets any peer call it. True, for initializers.
+// Allows any peer to call the function. Returns true, so that it can initialise a variable.
 bool export_function(const CallRegistration& function);
-// Of one that this process wants to call, exported here or not. kInvalidArgument for a lambda that
-// is not.
+// The entry of a function that this process calls, whether it is exported here or not. Throws
+// kInvalidArgument for a lambda that is not registered (CONVOY_RPC).
 const FunctionEntry& call_entry(const CallRegistration& function);
-// Those that peers may call.
+// The functions that peers may call.
 std::vector<const FunctionEntry*> exported_functions();
 
-// A message that asks for a function: its name and signature, arguments follow.
+// A message that requests a function: its name and signature. Arguments are appended.
 share::Message function_request(const FunctionEntry& entry);
-// Runs what such a message asks for. kInvalidArgument: this process has no such function, or one
-// of another signature; the text has both.
+// Runs the requested function. Throws kInvalidArgument if this process has no such function, or if
+// its signature differs; the text has both signatures.
 share::Message run_request(FunctionUse use, int index, const share::Message& request);
 
 template <class T>

@@ -10,52 +10,58 @@
 #include "convoy/deadline.h"
 #include "convoy/detail/future_core.h"
 
-// Futures: results of calls that are under way.
+// Futures: results of asynchronous calls.
 //
 //   auto sum = session.rpc_async<my_add>("worker1", a, b);          // Future<at::Tensor>
 //   auto twice = sum.then([](const at::Tensor& t) { return t * 2; });  // Future<at::Tensor>
 //   at::Tensor t = twice.wait();
 //
-// A coroutine that returns a Future may co_await others; it holds no thread meanwhile.
+// A coroutine that returns a Future may co_await other futures; it occupies no thread while it is
+// suspended.
 namespace convoy::rpc {
 
-// The result of a call, available later: a value or an error. Copies share it. Thread-safe.
+// The result of an asynchronous call: a value or an error, available later. Copies share the state.
+// Thread-safe. Members of an empty Future throw kInvalidArgument, except operator bool.
 template <class T>
 class [[nodiscard]] Future {
  public:
   // NOLINTNEXTLINE(readability-identifier-naming): the language's name
   using promise_type = detail::CoroutinePromise<T>;
 
-  Future() = default;  // none
+  Future() = default;  // empty
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
   explicit operator bool() const { return state_ != nullptr; }
 
-  // Blocks until it has ended (a call does so at its own deadline) and returns the value or throws
-  // the error. May be called repeatedly. In a handler, the session runs another handler meanwhile.
+  // Blocks until the future is done; an RPC call is done at its own deadline at the latest. Returns
+  // the value or throws the error. May be called repeatedly. In a handler, the session runs other
+  // handlers meanwhile.
   decltype(auto) wait() const& { return value_at(Deadline::never()); }
   T wait() && { return T(value_at(Deadline::never())); }
-  // The same with a limit of the caller's: kTimeout if it passes first; the call goes on.
+  // The same with a time limit. Throws kTimeout if it passes first; the call continues.
   decltype(auto) wait(const Deadline& deadline) const& { return value_at(deadline); }
   T wait(const Deadline& deadline) && { return T(value_at(deadline)); }
-  // True when it has ended, well or not.
+  // True if it is done, with a value or an error. Does not block.
   bool done() const { return core().done(); }
-  // Its error; nullptr while it is under way, and after success.
+  // The error. nullptr while it is not done, and after success.
   std::exception_ptr error() const { return core().error(); }
-  // The value of one that has ended; kInvalidArgument before.
+  // The value, without blocking. Throws its error if it failed, kInvalidArgument if it is not done.
   decltype(auto) result() const {
     core().check();
     return value();
   }
 
-  // A future of what `function` makes of the value; if it returns a future, of that one's value. An
-  // error passes by: `function` is not called. Give it a parameter Future<T> to see errors, too. It
-  // runs at once if this has ended, otherwise on the thread that ends it, perhaps one that waits
-  // for something else: it should be short, and must not wait.
+  // Returns a future of the result of `function`, which is called with the value. If `function`
+  // returns a future, the result is that future's value. After an error `function` is not called,
+  // and the error is passed on; to see errors, give `function` a parameter of type Future<T>.
+  //
+  // `function` runs at once if this future is done. Otherwise it runs on the thread that completes
+  // it, which may be a thread that waits for something else: keep it short, and do not block in it.
   template <class Function>
   auto then(Function function) const;
 
-  // Cancels it: it ends with kCancelled, and the callee is told. False if it has ended already. One
-  // that then() made ends alone: what it follows goes on.
+  // Cancels the future: it completes with kCancelled, and the callee is notified. Returns false if
+  // it is already done. If then() made this future, only this one is cancelled: the one that it was
+  // called on continues.
   bool cancel() const { return core().cancel(); }
 
   auto operator co_await() const;
@@ -82,8 +88,8 @@ class [[nodiscard]] Future {
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 
-// The producing side of a future. Movable. If it is destroyed without a result, the future ends
-// with kCancelled. Thread-safe except for moves.
+// The producing side of a future. Movable. If it is destroyed without a result, the future
+// completes with kCancelled. Thread-safe, except for moves.
 template <class T>
 class Promise {
  public:
@@ -98,7 +104,7 @@ class Promise {
   }
 
   Future<T> future() const { return Future<T>(state_); }
-  // kInvalidArgument if it has a value or an error already.
+  // Throws kInvalidArgument if there is a value or an error already.
   template <class... Value>
   void set_value(Value&&... value) {
     if (!state().claim()) detail::fail_ended_twice();
@@ -118,8 +124,8 @@ class Promise {
   std::shared_ptr<detail::FutureState<T>> state_;
 };
 
-// The values of all, in order. Throws the first error that comes, without waiting for the rest;
-// kTimeout.
+// Blocks until all futures are done, and returns their values in order. If one of them fails,
+// throws its error without waiting for the rest. Throws kTimeout at the deadline.
 template <class T>
 std::vector<detail::Stored<T>> wait_all(const std::vector<Future<T>>& futures,
                                         const Deadline& deadline) {

@@ -11,35 +11,39 @@
 #include "convoy/group.h"
 #include "convoy/work.h"
 
-// What comm hooks (convoy/hooks.h) and optimizers see of a backward.
+// The interface of comm hooks (convoy/hooks.h) and of optimizers that run in backward.
 namespace convoy {
 
-// Gradients that travel together, as a comm hook sees them: complete, not divided. Cheap to copy;
-// valid until the backward ends.
+// A bucket, as a comm hook sees it: gradients that are reduced together. All of them are computed;
+// none is divided yet. Cheap to copy; valid until the backward ends.
 class GradBucket {
  public:
-  // Buckets are numbered in the order in which hooks are called: the same on all ranks, and the
-  // same at every step until the layout changes (parameters frozen or thawed, another group).
+  // Index of the bucket, in the order in which hooks are called. It is the same on all ranks. It is
+  // also the same at every step until the layout changes (frozen or thawed parameters, another
+  // group).
   std::size_t index() const { return index_; }
   std::size_t count() const { return count_; }
-  // Number of this backward among all that this reducer reduced, also those that failed: 1, 2, ...,
-  // the same on all ranks.
+  // Number of this backward, counted by the reducer from 1, including failed ones. The same on all
+  // ranks.
   std::uint64_t backward() const { return backward_; }
-  // No bucket after it goes through the hook in this backward. (In the one that notices thawed
-  // parameters, those follow in buckets of their own.)
+  // True if the hook gets no further bucket in this backward. (A backward that detects thawed
+  // parameters has additional buckets for them.)
   bool is_last() const { return is_last_; }
-  // All gradients one after the other: 1-D, contiguous.
+  // All gradients concatenated: 1-D, contiguous.
   const at::Tensor& buffer() const { return buffer_; }
-  // By parameter, as it is shaped and strided, in the buffer's memory.
+  // The gradient of each parameter, with the parameter's shape and strides, as a view of the
+  // buffer.
   std::vector<at::Tensor> gradients() const;
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  // Their numbers in the reducer: what a hook keeps by parameter survives a change of layout.
+  // Indices of the parameters in the reducer. State that a hook keeps by this index survives a
+  // change of layout.
   const std::vector<std::size_t>& indices() const { return indices_; }
-  // The group for this hook's operations. It is the hook's own: a hook that fails on one rank does
-  // not leave the others waiting. What is done on another group has no such protection.
+  // The group for the hook's operations. It belongs to the hook: if the hook fails on one rank, the
+  // other ranks do not wait. Operations on another group have no such protection.
   const ProcessGroup& group() const { return group_; }
-  // The same bucket with other contents, for a hook that wraps another. As many elements.
-  GradBucket with(at::Tensor buffer) const;
+  // The same bucket with another buffer, for a hook that wraps another. Throws kInvalidArgument
+  // unless the buffer is contiguous and has the same number of elements.
+  GradBucket with(const at::Tensor& buffer) const;
 
  private:
   friend struct BucketAccess;
@@ -54,41 +58,42 @@ class GradBucket {
   ProcessGroup group_;
 };
 
-// What a comm hook returns: the reduced buffer, now or later.
+// The result of a comm hook: the reduced buffer, now or later.
 class HookResult {
  public:
   HookResult(at::Tensor result);  // NOLINT(google-explicit-constructor): return bucket.buffer();
-  // When the work is done, this tensor holds the result.
+  // After `work` is done, `result` holds the result.
   HookResult(Work work, at::Tensor result);
-  // When the work is done, `finish` gives the result. It is called once, in the backward's thread,
-  // in the order of the buckets.
+  // After `work` is done, `finish` returns the result. It is called once, on the thread of the
+  // backward, in the order of the buckets.
   HookResult(Work work, std::function<at::Tensor()> finish);
-  // Of a tensor, or of a list that begins with one.
+  // The future holds a tensor, or a list whose first tensor is the result.
   HookResult(
       c10::intrusive_ptr<c10::ivalue::Future> future);  // NOLINT(google-explicit-constructor)
 
-  // One more step, after the others.
+  // Adds a step that runs after the others.
   HookResult then(std::function<at::Tensor(at::Tensor)> step) &&;
-  // Blocks. Once.
+  // Blocks until the result is there, and returns it. Call it once. Throws the error of the work or
+  // the future; kInvalidArgument if the future holds no tensor.
   at::Tensor wait();
 
  private:
   std::function<at::Tensor()> finish_;
 };
 
-// Called once for each bucket, in their order, in the backward's thread. What it returns must have
-// the buffer's number of elements and type; it replaces the gradients as it is: nothing is divided.
-// An exception fails this backward on every rank.
+// Called once for each bucket, in order, on the thread of the backward. The result must have the
+// buffer's number of elements and type. It replaces the gradients unchanged: nothing is divided. An
+// exception fails this backward on every rank.
 using CommHook = std::function<HookResult(const GradBucket&)>;
 
-// Takes the gradients of some parameters when they have been reduced, in place of `.grad`; an
-// optimizer, for example. See Reducer::register_consumer().
+// Consumes the reduced gradients of some parameters instead of `.grad`, for example an optimizer.
+// See Reducer::register_consumer().
 struct GradConsumer {
-  std::vector<bool> takes;  // by number of the parameter; what is beyond its end is not taken
-  bool keeps = false;       // gradients become `.grad` all the same; otherwise that is undefined
-  // Called at the end of each backward that went well on all ranks, with all its buckets and with
-  // the parameters that some rank has used: gradients of others have no meaning. Must do the same
-  // on all ranks. If it throws, the group is aborted.
+  std::vector<bool> takes;  // by parameter index; missing entries are false
+  bool keeps = false;       // gradients are also stored in `.grad`; false: it is undefined
+  // Called at the end of each backward that succeeded on all ranks. Gets all buckets, and which
+  // parameters any rank has used: other gradients are meaningless. Must do the same on all ranks.
+  // If it throws, the group is aborted.
   std::function<void(const std::vector<GradBucket>& buckets, const std::vector<bool>& used)>
       function;
 };

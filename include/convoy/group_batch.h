@@ -12,12 +12,15 @@
 
 namespace convoy {
 
-// Sends and receives that are started together: see ProcessGroup::batch().
+// Sends and receives that start together: see ProcessGroup::batch(). Not thread-safe.
 class ProcessGroup::Batch {
  public:
+  // Adds a message. Nothing is sent yet; arguments are checked by run() and start().
   Batch& send(const at::Tensor& tensor, int target, int tag = 0);
   Batch& recv(const at::Tensor& tensor, int source, int tag = 0);
-  // Starts what was collected, and empties the batch.
+  // Starts the collected messages, and empties the batch. run() blocks until all are done, start()
+  // returns a Work. Throws kInvalidArgument for a bad tensor or rank. The timeout is that of the
+  // group.
   void run(const CallSite& where = CallSite::current());
   Work start(const CallSite& where = CallSite::current());
 

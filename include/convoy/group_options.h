@@ -15,15 +15,16 @@ namespace convoy {
 
 class Store;
 
-// Options of single calls. `timeout` is a duration or a Deadline; not set: the group's own.
+// Options of one call. `timeout` is a duration (> 0) or a Deadline. Not set: the timeout of the
+// group.
 struct CallOptions {
   Timeout timeout = {};
 };
 struct ReduceOptions {
   ReduceOp op = ReduceOp::kSum;
-  double factor = 1;  // of kPremulSum
+  double factor = 1;  // kPremulSum multiplies inputs by it
   Timeout timeout = {};
-  Rounding rounding = Rounding::kNone;  // kUnsupported unless ranks share memory, see can_round()
+  Rounding rounding = Rounding::kNone;  // throws kUnsupported unless can_round()
 };
 struct RootOptions {
   int root = 0;
@@ -36,7 +37,7 @@ struct RootReduceOptions {
   Timeout timeout = {};
 };
 struct SplitsOptions {
-  std::vector<std::int64_t> output_splits = {};  // rows by rank; empty: equal parts
+  std::vector<std::int64_t> output_splits = {};  // rows for each rank; empty: equal parts
   std::vector<std::int64_t> input_splits = {};
   Timeout timeout = {};
 };
@@ -45,20 +46,20 @@ struct MessageOptions {
   Timeout timeout = {};
 };
 struct SplitOptions {
-  std::string name = {};                 // empty: made from the parent's
-  std::chrono::milliseconds timeout{0};  // of the new group's operations; 0: the parent's
+  std::string name = {};                 // empty: made from the name of the parent group
+  std::chrono::milliseconds timeout{0};  // of operations of the new group; 0: as the parent
 };
 
-// Of a group on a backend that was made elsewhere: ProcessGroup::from().
+// For ProcessGroup::from(): a group on a backend that was made elsewhere.
 struct AdoptOptions {
   std::string name = {};                   // empty: the backend's group name
-  std::shared_ptr<Store> store = nullptr;  // for split and split_by, with fresh keys
-  std::chrono::milliseconds timeout{0};    // 0: the backend's
+  std::shared_ptr<Store> store = nullptr;  // for split and split_by; its keys must be unused
+  std::chrono::milliseconds timeout{0};    // 0: as the backend
 };
 
 inline constexpr int kAnySource = -1;
 
-// What the object collectives take and give.
+// The types that object collectives send and return.
 template <class T>
 concept ByteString = std::same_as<T, std::string> || std::same_as<T, std::vector<std::byte>> ||
                      std::same_as<T, std::vector<std::uint8_t>>;

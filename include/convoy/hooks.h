@@ -11,43 +11,46 @@ class InputArchive;
 class OutputArchive;
 }  // namespace torch::serialize
 
-// Comm hooks for DistributedDataParallel and Reducer: docs/reference/hooks.md tells which is for
-// what.
+// Comm hooks for DistributedDataParallel and Reducer. docs/reference/hooks.md says when to use
+// which.
 //
-// Those that keep something between backwards are objects: copies share it, it belongs to one model
-// (parameters are known by their numbers in its reducer), and it survives every change of the
-// buckets. What they keep differs between ranks: each saves and loads its own, with torch::save and
-// torch::load or as a part of an archive.
+// A hook replaces the all-reduce of a bucket. It runs on the thread of the backward. Hooks that
+// keep state between backwards are objects. Copies of such an object share its state. It belongs to
+// one model, because state is stored by parameter index, and it survives every change of the
+// buckets. State differs between ranks: each rank saves and loads its own, with torch::save and
+// torch::load or as part of an archive. load() throws kInvalidArgument if the archive was not
+// written by save(). Hook objects are not thread-safe.
 namespace convoy::hooks {
 
-// The mean over all ranks: what happens without a hook.
+// The mean over all ranks, as without a hook.
 HookResult all_reduce(const GradBucket& bucket);
-// Gradients stay this rank's own.
+// Does not communicate: each rank keeps its own gradients.
 HookResult noop(const GradBucket& bucket);
 
-// The mean of gradients rounded to 16 bits, summed in f32, and rounded again. Where ranks share
-// memory this happens in registers and costs what all_reduce costs; elsewhere gradients are
-// encoded, and half the bytes travel. (A backend that is not ours sums in 16 bits, and gets
-// gradients that are divided before.) Gradients that are of 16 bits already go as they are.
+// Rounds gradients to 16 bits, averages them in f32, and rounds the mean again. If ranks share
+// memory, rounding happens in registers, and the cost is that of all_reduce. Otherwise gradients
+// are sent in 16 bits, which halves the traffic. (A foreign backend sums in 16 bits, so gradients
+// are divided before they are sent.) Gradients that have 16 bits already are not converted.
 HookResult fp16_compress(const GradBucket& bucket);
 HookResult bf16_compress(const GradBucket& bucket);
 
-// Around another hook, which sees the bucket in 16 bits and sends what it sends in 16 bits.
+// Wraps another hook: it gets the bucket in 16 bits, so what it sends has 16 bits too. Throws
+// kInvalidArgument for an empty function.
 CommHook fp16_compress_wrapper(CommHook hook);
 CommHook bf16_compress_wrapper(CommHook hook);
 
 struct Quantize8Options {
-  std::int64_t block = 1024;   // consecutive elements that share a scale; at least 8
-  bool error_feedback = true;  // what rounding loses is added to the next gradient
+  std::int64_t block = 1024;   // elements that share a scale: from 8 to 2^24
+  bool error_feedback = true;  // rounding errors are added to the next gradient
 };
 
-// 8 bits for each element and 4 bytes for each block: a quarter of the bytes. Parts are exchanged,
-// averaged in f32 by their owners, quantized again and gathered. Needs a backend with all_to_all
-// (convoy, mpi, Gloo, NCCL). A block with a NaN or an infinity becomes NaN. Keeps an f32 for each
-// element, if it feeds errors back.
+// Sends 8 bits for each element and 4 bytes for each block: a quarter of the traffic. Ranks
+// exchange parts of the bucket, average them in f32, quantize the mean and gather it. Needs a
+// backend with all_to_all (convoy, mpi, Gloo, NCCL). A block with NaN or Inf becomes NaN. With
+// error feedback it keeps one f32 for each element.
 class Quantize8 {
  public:
-  // kInvalidArgument for a block that is too small.
+  // Throws kInvalidArgument if the block size is out of range.
   explicit Quantize8(const Quantize8Options& options = {});
   HookResult operator()(const GradBucket& bucket) const;
 
@@ -61,24 +64,24 @@ class Quantize8 {
 
 struct PowerSgdOptions {
   int matrix_approximation_rank = 1;
-  std::uint64_t start_power_sgd_iter = 1000;  // so many backwards are averaged as they are
-  double min_compression_rate = 2;            // parameters below it are averaged as they are
+  std::uint64_t start_power_sgd_iter = 1000;  // number of first backwards that are not compressed
+  double min_compression_rate = 2;            // parameters that compress less are not compressed
   bool use_error_feedback = true;
-  bool warm_start = true;                // each approximation begins with the one before
-  double orthogonalization_epsilon = 0;  // added to norms, for gradients close to zero
-  std::uint64_t random_seed = 0;         // the same on all ranks
+  bool warm_start = true;                // start from the approximation of the backward before
+  double orthogonalization_epsilon = 0;  // added to norms; for gradients near zero
+  std::uint64_t random_seed = 0;         // must be the same on all ranks
 };
 
-// A gradient of n x m elements travels as two factors of n x r and m x r ones (Vogels et al.,
-// PowerSGD). Keeps a copy of each compressed gradient, if it feeds errors back, and of its m x r
-// factor.
+// PowerSGD (Vogels et al.): sends two factors of n x r and m x r elements for a gradient of n x m
+// elements. With error feedback it keeps a copy of each compressed gradient. With warm start it
+// keeps the m x r factors.
 class PowerSgd {
  public:
-  // kInvalidArgument for a rank or rate below 1, or an epsilon below 0.
+  // Throws kInvalidArgument for a rank or rate below 1, or an epsilon below 0.
   explicit PowerSgd(const PowerSgdOptions& options = {});
   HookResult operator()(const GradBucket& bucket) const;
 
-  // Of the last backward: elements of its gradients, and those that travelled for them.
+  // Of the last backward: elements of its gradients, and elements sent for them.
   struct Traffic {
     std::uint64_t gradients = 0, sent = 0;
   };
@@ -93,13 +96,13 @@ class PowerSgd {
 };
 
 struct PostLocalSgdOptions {
-  std::uint64_t start_local_sgd_iter = 1000;  // so many backwards are averaged over all ranks
-  // From then on over these ranks, such as those of one host; none: gradients stay this rank's own.
+  std::uint64_t start_local_sgd_iter = 1000;  // number of first backwards with all ranks
+  // After that, gradients are averaged over this group, such as the ranks of one host. Empty: each
+  // rank keeps its own.
   ProcessGroup subgroup = {};
 };
 
-// The part of post-local SGD that concerns gradients; a ModelAverager (convoy/averager.h) does the
-// rest.
+// Post-local SGD: this hook does the gradients, a ModelAverager (convoy/averager.h) the parameters.
 class PostLocalSgd {
  public:
   explicit PostLocalSgd(const PostLocalSgdOptions& options = {});
@@ -113,7 +116,7 @@ class PostLocalSgd {
   std::shared_ptr<State> state_;  // of all copies
 };
 
-// torch::save(hook, ...) and torch::load(hook, ...).
+// For torch::save(hook, ...) and torch::load(hook, ...).
 template <class Hook>
 concept SavedHook = requires(const Hook& hook, torch::serialize::OutputArchive& out,
                              torch::serialize::InputArchive& in) {

@@ -6,34 +6,40 @@
 
 #include "convoy/group.h"
 
-// Collectives that autograd goes through: results are new tensors, and their gradients travel back
-// by the matching collective, so that the gradient is that of the sum of all ranks' losses.
+// Collectives that autograd can differentiate. Each returns new tensors. Backward runs the matching
+// collective, so the gradients are those of the sum of all ranks' losses.
 //
-// Backward communicates: every rank must run it, through the same of these calls in the same order.
-// A rank whose tensor does not require a gradient, or that leaves a result out of its loss, makes
-// the others wait until the group's time-out. Twice differentiable. Errors and threads as for
-// ProcessGroup.
+// Backward communicates: all ranks must run it, through the same calls in the same order. If a
+// rank's tensor does not require a gradient, or a rank leaves a result out of its loss, the other
+// ranks block in backward until the group's timeout. Double backward works. Errors, blocking and
+// thread-safety are as for ProcessGroup.
 namespace convoy::nn {
 
-// kSum, kAvg, kPremulSum; kMin and kMax, whose gradient goes to the ranks that had the value, in
-// equal parts. kUnsupported for the others.
+// Combines the tensors of all ranks: kSum, kAvg, kPremulSum, kMin or kMax. The gradient of kMin and
+// kMax is split evenly among the ranks that had the value. Throws kUnsupported for other
+// operations.
 at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
                       const ReduceOptions& options = {});
-// (size(), sizes...): every rank's tensor.
+// Returns the tensors of all ranks, as one tensor of shape (size(), sizes...).
 at::Tensor all_gather(const at::Tensor& tensor, const ProcessGroup& group,
                       const CallOptions& options = {});
-// Rank r gets the r-th of size() equal parts along the first dimension, combined over all ranks.
-// kSum, kAvg, kPremulSum.
+// Combines the tensors of all ranks: kSum, kAvg or kPremulSum. Rank r gets part r of the size()
+// equal parts along the first dimension. Throws kUnsupported for other operations, kInvalidArgument
+// if size() does not divide the first dimension.
 at::Tensor reduce_scatter(const at::Tensor& tensor, const ProcessGroup& group,
                           const ReduceOptions& options = {});
-// Parts along the first dimension change places: part r goes to rank r. Splits as in
-// ProcessGroup::all_to_all_single; with none, equal parts.
+// Exchanges parts along the first dimension: part r goes to rank r. Splits are as in
+// ProcessGroup::all_to_all_single; without splits all parts are equal. Throws kInvalidArgument if
+// only one of the two splits is given, or if the tensor cannot be cut into equal parts.
 at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
                       const SplitsOptions& options = {});
-// The root's tensor; the gradients of all ranks meet there, others get zeros. Only the root's
-// tensor decides whether a gradient is required.
+// Returns the root's tensor. In backward the root gets the sum of all ranks' gradients, and the
+// other ranks get zeros. Only the root's tensor decides whether the result requires a gradient.
 at::Tensor broadcast(const at::Tensor& tensor, const ProcessGroup& group,
                      const RootOptions& options = {});
+// Sends tensors[r] to rank r and returns one tensor from each rank. Their first dimensions may
+// differ. Throws kInvalidArgument unless there is one tensor for each rank, each with a first
+// dimension.
 std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& tensors,
                                    const ProcessGroup& group, const CallOptions& options = {});
 

@@ -9,8 +9,8 @@ namespace torch::optim {
 class OptimizerOptions;
 }
 
-// What becomes of a parameter in one step: the words that all optimizers here share. Names and
-// defaults are those of torch.optim.
+// Update rules: how one step changes a parameter. All optimizers of this library use them. Names
+// and defaults are those of torch.optim.
 //
 //   convoy::OptimizerInBackward optimizer(model.reducer(), convoy::AdamW{.lr = 3e-4});
 //   convoy::ShardedOptimizer optimizer(model.reducer(), convoy::Sgd{.lr = 0.05});
@@ -20,7 +20,7 @@ struct Sgd {
   double lr = 1e-3;
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
-  bool maximize = false;  // steps go up the gradient instead of down
+  bool maximize = false;  // ascend the gradient instead of descending
 };
 struct Adam {
   double lr = 1e-3;
@@ -45,7 +45,7 @@ struct RmsProp {
   bool centered = false;
   bool maximize = false;
 };
-// The next three are in Python's torch.optim, and not in libtorch's C++.
+// The next three exist in Python's torch.optim, but not in libtorch.
 struct Adadelta {
   double lr = 1;
   double rho = 0.9, eps = 1e-6, weight_decay = 0;
@@ -57,22 +57,22 @@ struct Adamax {
   bool maximize = false;
 };
 struct Rprop {
-  double lr = 1e-2;  // the first step; later ones grow and shrink by themselves
+  double lr = 1e-2;  // the first step size; later ones adapt
   double eta_minus = 0.5, eta_plus = 1.2;
   double step_min = 1e-6, step_max = 50;
   bool maximize = false;
 };
 using OptimizerRule = std::variant<Sgd, Adam, AdamW, Adagrad, RmsProp, Adadelta, Adamax, Rprop>;
 
-// One of the above.
+// True for the rule types above.
 template <class T>
 concept IsRule = requires(OptimizerRule& rule) { std::get_if<T>(&rule); };
 
-// What libtorch's options mean here: those of SGD, Adam, AdamW, Adagrad and RMSprop.
-// kInvalidArgument for others.
+// Converts libtorch's options to a rule: those of SGD, Adam, AdamW, Adagrad and RMSprop. Throws
+// kInvalidArgument for other options.
 OptimizerRule rule_of(const torch::optim::OptimizerOptions& options);
 
-// Parameters that are treated alike.
+// Parameters that share one rule.
 struct OptimizerGroup {
   std::vector<at::Tensor> parameters;
   OptimizerRule rule;

@@ -18,9 +18,10 @@
 namespace convoy {
 
 struct ProcessPoolOptions {
-  // Of one call of map() without a deadline.
+  // Timeout of a map() without a deadline.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  // How often an item is tried again whose worker died. What the function throws is not.
+  // How often an item is retried after its worker died. An item whose function threw is not
+  // retried.
   int retries = 0;
   std::vector<std::string> environment = {};  // as in ProcessOptions
 };
@@ -44,11 +45,11 @@ struct Task {
 
 }  // namespace detail
 
-// What became of an item.
+// The result of one item: a value or an error.
 template <class T>
 struct ItemResult {
   std::optional<T> value;
-  std::optional<Error> error;  // if there is no value
+  std::optional<Error> error;  // set if there is no value
 };
 
 // Processes that apply functions to items.
@@ -58,20 +59,24 @@ struct ItemResult {
 //   convoy::ProcessPool pool(4);                      // main has called convoy::start()
 //   const std::vector<double> scores = pool.map<score>(positions);
 //
-// A worker that dies is replaced by another. Items and results are what convoy/values.h knows;
-// tensors are shared. map() of several threads take turns. The destructor ends the workers.
+// A worker that dies is replaced by another. Items and results may be of the types of
+// convoy/values.h. Tensors are shared, not copied. Thread-safe: concurrent calls of map() take
+// turns. In a forked child map() throws kUnsupported. The destructor ends the workers, and kills
+// those that are still busy after 5 s.
 class ProcessPool {
  public:
-  // kInvalidArgument in a program whose main has not called start(); kResource.
+  // Throws kInvalidArgument if main has not called start(), or if `workers` is less than 1;
+  // kResource if a process cannot be started.
   explicit ProcessPool(int workers, const ProcessPoolOptions& options = {});
   ProcessPool(const ProcessPool&) = delete;
   ProcessPool& operator=(const ProcessPool&) = delete;
   ~ProcessPool();
 
-  // Function(item) for each item, in some worker; the results in the order of the items. After all
-  // items were tried, throws the error of the first that failed: kRemote with what the function
-  // threw, kPeerLost if its worker died (`retries`), kTimeout. Items that are tuples are the
-  // function's arguments.
+  // Calls Function(item) for each item, on some worker. Blocks until all items were tried, and
+  // returns the results in the order of the items. An item that is a tuple holds all arguments of
+  // the function. Throws the error of the first item that failed: kRemote if the function threw,
+  // kPeerLost if its worker died (after `retries`), kTimeout if it had not finished by the
+  // deadline.
   template <auto Function, class Items>
   auto map(const Items& items) {
     return map<Function>(items, deadline());
@@ -86,7 +91,7 @@ class ProcessPool {
     }
     return results;
   }
-  // The same, with what became of each item.
+  // The same, but returns the value or the error of each item.
   template <auto Function, class Items>
   auto try_map(const Items& items) {
     return try_map<Function>(items, deadline());
@@ -114,7 +119,7 @@ class ProcessPool {
 
   std::size_t size() const;
   std::vector<int> pids() const;
-  // Workers that were replaced.
+  // How many workers were replaced so far.
   std::size_t replaced() const;
 
  private:
@@ -123,7 +128,7 @@ class ProcessPool {
     share::Message result;
     std::optional<Error> error;
   };
-  // One argument, or a tuple of all of them.
+  // An item is the only argument, or a tuple of all arguments.
   template <class Values, class Item>
   static Values arguments(const Item& item) {
     if constexpr (std::is_convertible_v<Item, Values>) {

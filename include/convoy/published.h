@@ -22,20 +22,22 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// One whole version of published tensors. A value; copies are the same version. Its tensors are the
-// shared memory itself, which stays as it is as long as this object or any of them lives: do not
-// write to them. Drop them when you are done: a version that is held keeps a buffer.
+// One complete version of published tensors. A value: copies are the same version. Its tensors are
+// the shared memory itself: do not write to them. The memory does not change while this object or
+// any of its tensors lives. Drop them when you are done: a version that is held keeps a buffer.
+// Methods of an empty one throw kInvalidArgument. In a forked child, taking tensors from a Snapshot
+// of the parent throws kUnsupported.
 class Snapshot {
  public:
   Snapshot() = default;  // none
   explicit operator bool() const { return pin_ != nullptr; }
 
-  std::uint64_t version() const;         // 1 is the first
-  std::chrono::nanoseconds age() const;  // since it was published
-  std::size_t size() const;              // tensors
+  std::uint64_t version() const;         // 1 for the first one
+  std::chrono::nanoseconds age() const;  // time since it was published
+  std::size_t size() const;              // number of tensors
   const std::string& name(std::size_t i) const;
   at::Tensor operator[](std::size_t i) const;
-  at::Tensor operator[](std::string_view name) const;  // kInvalidArgument
+  at::Tensor operator[](std::string_view name) const;  // throws kInvalidArgument if there is none
   std::vector<at::Tensor> tensors() const;
 
  private:
@@ -48,42 +50,49 @@ class Snapshot {
 };
 
 struct PublishedOptions {
-  // Versions that fit the memory: the newest, the one that is being written, and the others for
-  // readers that hold older ones. With two more than there are readers, each of which holds one
-  // version at a time, there always is a buffer to write to (two at least, 16 at most).
+  // How many versions the memory holds, 2 to 16: the newest, the one that is being written, and
+  // older ones that readers still hold. If each reader holds one version at a time, two more
+  // buffers than readers are enough: then publish() always finds a free buffer.
   std::size_t buffers = 4;
-  // How long publish() waits when readers hold all of them; it never does otherwise.
+  // How long publish() waits if readers hold all buffers. Otherwise it does not wait.
   std::chrono::milliseconds patience = std::chrono::seconds(1);
 };
 
-// What Published is, without knowing what the tensors belong to.
+// The part of Published that does not depend on T.
 class PublishedTensors {
  public:
   PublishedTensors() = default;  // none
-  // Takes memory for `buffers` versions, and publishes the first. kResource.
+  // Allocates memory for `buffers` versions and publishes the first one. Throws kResource if memory
+  // does not suffice, kInvalidArgument for no tensors or an undefined one, kUnsupported for one
+  // that is not strided.
   PublishedTensors(const std::vector<NamedTensor>& tensors, const PublishedOptions& options);
   explicit operator bool() const { return impl_ != nullptr; }
 
-  // Copies the tensors into a buffer that nobody reads, and makes them the newest version, whose
-  // number is returned. kInvalidArgument: other tensors than those of the constructor, or another
-  // process publishes. kResource: readers hold all buffers, and did for `patience`; nothing was
-  // published. If the process that published has died, the next one that does takes its place.
+  // Copies the tensors into a free buffer, makes them the newest version and returns its number.
+  // Throws kInvalidArgument if the tensors are not those of the constructor, or if another process
+  // or thread is the publisher. Throws kResource if readers hold all buffers for `patience`;
+  // nothing was published then. If the publishing process has died, the next process that calls
+  // publish() takes its place.
   std::uint64_t publish(const std::vector<NamedTensor>& tensors) const;
 
-  // The newest version. Never waits.
+  // Returns the newest version. Never waits. Throws kResource if 256 processes read already,
+  // kPeerLost if the publisher died before its first version was complete.
   Snapshot read() const;
-  // Waits for one newer than this. kTimeout; kPeerLost if the process that publishes has ended.
+  // Waits for a version newer than this one. Throws kTimeout at the deadline, kPeerLost if the
+  // publisher has ended.
   Snapshot read_newer(std::uint64_t version, const Deadline& deadline) const;
-  // Copies the newest version into tensors of the same names and shapes; its number.
+  // Copies the newest version into tensors of the same names and shapes. Returns its number. Throws
+  // kInvalidArgument if names, shapes or types differ.
   std::uint64_t load_into(const std::vector<NamedTensor>& tensors) const;
 
   std::uint64_t version() const;  // of the newest
   // How many versions newer than this one there are.
   std::uint64_t behind(const Snapshot& snapshot) const { return version() - snapshot.version(); }
 
-  // How they travel: a tensor stands for them in a message.
+  // In messages this object travels as a tensor. open() makes it from that tensor again, and throws
+  // kInvalidArgument for any other tensor.
   at::Tensor handle() const;
-  static PublishedTensors open(const at::Tensor& handle);  // kInvalidArgument
+  static PublishedTensors open(const at::Tensor& handle);
 
  private:
   friend class Snapshot;
@@ -101,7 +110,7 @@ void add_named(std::vector<NamedTensor>& to, const T& items) {
   for (const auto& item : items) to.push_back({item.key(), item.value()});
 }
 
-// Parameters and buffers of a module, of a holder of one, or a list of tensors.
+// The parameters and buffers of a module or its holder, or the tensors of a list or map.
 template <class T>
 std::vector<NamedTensor> named_tensors(const T& source) {
   std::vector<NamedTensor> found;
@@ -121,19 +130,20 @@ std::vector<NamedTensor> named_tensors(const T& source) {
 
 }  // namespace detail
 
-// Tensors of which one process publishes versions and others read the newest: weights, from a
-// learner to its actors. T is a module (torch::nn::Linear, a std::shared_ptr of one, or the module
-// itself; its parameters and buffers are published), or a vector or map of tensors.
+// Tensors with one publisher and many readers, for example weights from a learner to its actors.
+// The publisher makes versions, readers get the newest. T is a module (torch::nn::Linear, a
+// std::shared_ptr of one, or the module itself), whose parameters and buffers are published, or a
+// vector or map of tensors.
 //
-//   convoy::share::Published<Net> weights(net);             // the learner
+//   convoy::share::Published<Net> weights(net);      // the learner
 //   weights.publish(net);                            // after each step
 //   weights.load_into(net);                          // an actor; or without a copy:
 //   const auto now = weights.read();
 //   now["fc.weight"], now.version(), weights.behind(now)
 //
-// A reader always sees one complete version. Readers never block the writer, even if they die.
-// Copies, and objects passed to other processes, are the same. All methods but the constructor and
-// assignment may be called from any thread.
+// A reader always sees one complete version. Readers never block the publisher, even if they die.
+// Copies are the same object, also in other processes that it is passed to. Thread-safe, except for
+// constructors and assignment.
 template <class T>
 class Published : public PublishedTensors {
  public:

@@ -4,7 +4,7 @@
 
 namespace convoy {
 
-// How values of several ranks become one. Values are part of what ranks compare: only append.
+// How the values of several ranks are combined. Ranks compare these numbers, so only append.
 enum class ReduceOp : std::uint8_t {
   kSum,
   kAvg,  // sum divided by the number of ranks
@@ -17,9 +17,10 @@ enum class ReduceOp : std::uint8_t {
   kPremulSum,  // sum of factor * source
 };
 
-// Of sums and averages of f32: each source is rounded to a format of 16 bits, they are added in
-// f32, and the result is rounded again. The bits are those of the same operation on tensors of that
-// format, but nothing is stored in 16 bits. Values are part of what ranks compare: only append.
+// Rounding of sums and averages of f32. Each source is rounded to a 16-bit format, the sources are
+// added in f32, and the result is rounded again. The result has the bits of the same operation on
+// tensors of that format, but nothing is stored in 16 bits. Ranks compare these numbers, so only
+// append.
 enum class Rounding : std::uint8_t { kNone, kF16, kBF16 };
 
 }  // namespace convoy

@@ -12,7 +12,7 @@
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
 
-// Modules of torch::nn on other workers.
+// torch::nn modules on other workers.
 //
 //   CONVOY_REMOTE_MODULE(Net, int, int);                    // Net(in, out), and its forward
 //   convoy::RemoteModule<Net> net(rpc, "worker1", 784, 10);
@@ -20,8 +20,8 @@
 //   auto pending = net.forward_async(x);                    // Future<at::Tensor>
 //   for (auto& [name, weight] : net.named_parameters()) ... // RRef<at::Tensor>
 //
-// The types behind the module are those of its constructor; the macro belongs behind the module, in
-// a file that every worker links, once for each constructor that is used.
+// The types after the module are those of a constructor. Write the macro after the module, in a
+// file that every worker links, once for each constructor that is used.
 #define CONVOY_REMOTE_MODULE(Module, ...)                                            \
   CONVOY_RPC(::convoy::rpc::detail::make_module<Module __VA_OPT__(, ) __VA_ARGS__>); \
   CONVOY_RPC(&Module::ContainedType::forward)
@@ -35,7 +35,7 @@ Module make_module(Arguments... arguments) {
 }
 
 using ModuleState = std::map<std::string, at::Tensor>;
-// What all modules have to call.
+// Functions of all modules that other workers can call.
 struct NamedParameter {
   std::string name;
   RRef<at::Tensor> parameter;
@@ -49,15 +49,16 @@ void load_module(torch::nn::Module& module, const ModuleState& state);
 
 }  // namespace rpc::detail
 
-// A module on another worker; M is its holder (TORCH_MODULE). Copies are the same module, which
-// lives as long as one of them, or a reference to it, does. Calls throw what RRef's do.
+// A module on another worker. M is its holder (TORCH_MODULE). Copies are the same module, which
+// lives as long as one of them or a reference to it. Calls throw what RRef's calls throw.
+// Thread-safe. All methods block except the constructors, forward_async() and reference().
 template <class M>
 class RemoteModule {
  public:
   using Impl = typename M::ContainedType;
   using State = rpc::detail::ModuleState;
 
-  // Makes it there, and does not wait for that.
+  // Makes the module on that worker. Does not block: see RRef::created().
   template <class... Arguments>
   RemoteModule(const rpc::Session& session, const rpc::To& worker, Arguments... arguments)
       : module_(session.remote<rpc::detail::make_module<M, Arguments...>>(
@@ -77,7 +78,8 @@ class RemoteModule {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
-  // References to its parameters, at their owner, also those of its modules.
+  // References to the module's parameters and those of its submodules, by name. The worker owns the
+  // values.
   std::map<std::string, RRef<at::Tensor>> named_parameters() const {
     std::map<std::string, RRef<at::Tensor>> all;
     for (auto& each : in_order()) all.emplace(std::move(each.name), std::move(each.parameter));
@@ -93,9 +95,10 @@ class RemoteModule {
   void train() const { module_.template rpc_sync<rpc::detail::module_train>(true); }
   void eval() const { module_.template rpc_sync<rpc::detail::module_train>(false); }
 
-  // Its parameters and buffers, by name, as copies.
+  // Copies of the module's parameters and buffers, by name.
   State state() const { return module_.template rpc_sync<rpc::detail::module_state>(); }
-  // kRemote if names or sizes are others; nothing is changed then.
+  // Overwrites parameters and buffers. Throws kRemote if names or sizes differ; nothing is changed
+  // then.
   void load_state(const State& state) const {
     module_.template rpc_sync<rpc::detail::load_module>(state);
   }

@@ -35,71 +35,80 @@ namespace convoy::rpc {
 
 class Target;
 
-// This worker's part of a session. Copies share it. It ends by shutdown(), or abruptly with the
-// last copy outside of handlers. Thread-safe.
+// One worker's handle to a session. Copies are the same session. It ends with shutdown(), or
+// abruptly when the last copy outside handlers is destroyed. Thread-safe.
 class Session {
  public:
-  // Meets the other workers; each of them constructs its session. A process may have several.
-  // Throws kInvalidArgument for a bad or duplicate name ("is not unique", on all of them), and what
-  // rendezvous() throws.
+  // Meets the other workers: blocks until each of them has constructed its session (with
+  // kComeAndGo, only until this one has joined). A process may have several sessions. Throws
+  // kInvalidArgument for bad options, and for a bad or duplicate name ("is not unique", on all
+  // workers); otherwise what rendezvous() throws.
   explicit Session(const SessionOptions& options = {});
   explicit Session(std::shared_ptr<detail::SessionImpl> impl) : impl_(std::move(impl)) {}
 
-  // Runs a function that has CONVOY_RPC on another worker, or on this one, and waits for its
-  // result. Arguments are converted to the function's parameters. Throws RemoteError: kRemote with
-  // what the function threw, kTimeout, kPeerLost, kCancelled, kInvalidArgument if the worker has no
-  // such function or another one; Error kInvalidArgument for an unknown worker or after shutdown.
+  // Runs a function that has CONVOY_RPC on another worker or on this one, and blocks until its
+  // result is there. Arguments are converted to the function's parameters. Throws RemoteError:
+  // kRemote if the function threw, kTimeout at the deadline, kPeerLost if the worker is gone,
+  // kCancelled if this session ends, kInvalidArgument if the worker does not have this function
+  // with this signature. Throws Error: kInvalidArgument for an unknown worker or after shutdown,
+  // kUnsupported for a tensor that cannot be passed or in a forked child, kResource if memory or a
+  // limit is exhausted (WhenFull).
   template <auto Function, class... Arguments>
   auto rpc_sync(const To& to, Arguments&&... arguments) const;
-  // Does not wait: a Future<> of the result.
+  // The same without blocking: returns a Future<> of the result.
   template <auto Function, class... Arguments>
   auto rpc_async(const To& to, Arguments&&... arguments) const;
-  // Does not wait, and the result stays where it is made: an RRef<> of it (convoy/rref.h). What the
-  // function throws is thrown by whoever wants the value.
+  // The same without blocking; the result stays on that worker. Returns an RRef<> to it
+  // (convoy/rref.h). If the function throws, every use of the value throws that error.
   template <auto Function, class... Arguments>
   auto remote(const To& to, Arguments&&... arguments) const;
-  // An RRef<> of a value here, to be passed on.
+  // Makes an RRef<> to a value of this worker, to be passed on.
   template <class T>
   auto rref(T&& value) const;
-  // The same for calls with options.
+  // A target with options, for calls like those above. Throws kInvalidArgument for an unknown
+  // worker or a negative timeout.
   Target to(const To& worker, const CallOptions& options = {}) const;
 
-  // An operator of torch's by name ("aten::add", "aten::add.Tensor"), where the other side's
-  // SessionOptions::operators has it: rpc_sync<at::Tensor>("worker1", rpc::op("aten::add"), a, b).
+  // Calls an operator of torch by name ("aten::add", "aten::add.Tensor"), if the other worker's
+  // SessionOptions::operators lists it: rpc_sync<at::Tensor>("worker1", rpc::op("aten::add"), a,
+  // b).
   template <class Result, class... Arguments>
   Result rpc_sync(const To& to, const Operator& op, Arguments&&... arguments) const;
   template <class Result, class... Arguments>
   Future<Result> rpc_async(const To& to, const Operator& op, Arguments&&... arguments) const;
 
-  WorkerInfo worker_info() const;  // this one
-  // kInvalidArgument: "could not find destination".
+  WorkerInfo worker_info() const;  // this worker
+  // Throws kInvalidArgument ("could not find destination") if there is no such worker.
   WorkerInfo worker_info(const To& worker) const;
   std::vector<WorkerInfo> workers() const;  // by rank
   int size() const;
 
-  // Waits until a worker of this name is there, where workers come and go. kTimeout. `timeout`
-  // here and below as in CallOptions.
+  // With kComeAndGo, blocks until a worker of this name has joined. Throws kTimeout. `timeout` here
+  // and below is as in CallOptions.
   WorkerInfo wait_for(const std::string& name, const Timeout& timeout = {}) const;
   View view() const;
-  // Calls `callback` for each later view, one at a time, on the session's threads. Returns the view
-  // before the first of them.
+  // Calls `callback` for each later view, one at a time, on the session's threads. Returns the last
+  // view before those. No callback runs once shutdown() has returned; the same for on_lost().
   View on_change(std::function<void(const View&)> callback) const;
   // Calls `callback` once, on a thread of the session, when that worker leaves or is lost; soon if
-  // it already has. Not called when this session ends.
+  // it has already. Not called when this session ends.
   void on_lost(const To& worker,
                std::function<void(const WorkerInfo&, const Error&)> callback) const;
 
-  // Collects a value from each of these workers (default: all), by name. Each of them must call it.
-  // kTimeout names the missing ones.
+  // Collects a value from each of these workers (default: all), by name. Blocks until all of them
+  // have called it. Throws kTimeout and names the missing workers.
   template <class T>
   std::map<std::string, T> all_gather(const T& value, const std::vector<std::string>& names = {},
                                       const Timeout& timeout = {}) const;
+  // The same without values.
   void barrier(const std::vector<std::string>& names = {}, const Timeout& timeout = {}) const;
 
+  // Ends the session: see ShutdownOptions for what it waits for and throws. Blocks. A second call
+  // does nothing.
   void shutdown(const ShutdownOptions& options = {}) const;
 
   std::chrono::milliseconds timeout() const;
-  // Of calls that are made from now on.
+  // For calls that begin from now on. 0: no limit. Throws kInvalidArgument if negative.
   void set_timeout(std::chrono::milliseconds timeout) const;
   Stats stats() const;
   RRefInfo rref_info() const;
@@ -116,7 +125,7 @@ class Session {
   std::shared_ptr<detail::SessionImpl> impl_;
 };
 
-// A worker of a session, and options of the calls to it. A value.
+// A worker and the options of calls to it. A value. The methods are as those of Session.
 class Target {
  public:
   template <auto Function, class... Arguments>
@@ -136,16 +145,17 @@ class Target {
   CallOptions options_;
 };
 
-// The call whose handler runs on this thread. Continuations of a coroutine have it, too.
+// The call whose handler runs on this thread. Also available in continuations of a handler's
+// coroutine. Thread-safe.
 class CurrentCall {
  public:
-  // kCancelled if it has ended.
+  // Throws kCancelled if the session has ended.
   Session session() const;
   const WorkerInfo& caller() const;
   const std::string& function() const;
-  // Until when the caller waits.
+  // How long the caller waits.
   Deadline deadline() const;
-  // True if nobody waits for the result: the caller cancelled, timed out or died.
+  // True if the result is no longer needed: the caller cancelled, timed out or died.
   bool cancelled() const;
 
  private:
@@ -155,7 +165,7 @@ class CurrentCall {
 
   std::shared_ptr<const State> state_;
 };
-// kInvalidArgument outside of a handler.
+// Throws kInvalidArgument outside a handler.
 CurrentCall current();
 
 // ----------------------------------------------------------------------------------------------

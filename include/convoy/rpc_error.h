@@ -6,17 +6,18 @@
 
 namespace convoy::rpc {
 
-// How a call went wrong because of the worker that was called, or on it. what() is complete by
-// itself: function, worker, cause, and the text of what the function threw.
+// An error of a call that the called worker caused, or that happened on it. what() is complete by
+// itself: function, worker, cause, and the text of the exception if the function threw.
 class RemoteError : public Error {
  public:
   RemoteError(ErrorKind kind, const std::string& message, std::string worker,
               std::string remote_type);
-  ~RemoteError() override;  // in the library: what is thrown in one library is caught in another
+  ~RemoteError() override;  // defined in the library: shared libraries then agree on the type
 
-  // Its name.
+  // The name of the worker.
   const std::string& worker() const noexcept { return worker_; }
-  // The type of what the function threw ("std::runtime_error"); empty if it was not the function.
+  // The type of the exception that the function threw ("std::runtime_error"). Empty for other
+  // errors.
   const std::string& remote_type() const noexcept { return remote_type_; }
 
  private:

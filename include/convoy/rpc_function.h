@@ -14,10 +14,10 @@
 //   at::Tensor my_add(at::Tensor a, at::Tensor b) { return a + b; }
 //   CONVOY_RPC(my_add);
 //
-// In the namespace of the function, behind it, in a file that every worker links. Free functions,
-// static and other member functions (CONVOY_RPC(&Model::forward); the object is the first argument,
-// where it can be passed), and constexpr lambdas without captures. A function that returns a
-// Future<T>, a coroutine perhaps, is one whose result is a T.
+// Write it after the function, in its namespace, in a file that every worker links. It takes free
+// functions, static member functions, other member functions (CONVOY_RPC(&Model::forward): the
+// object is the first argument if its type can be passed), and constexpr lambdas without captures.
+// If a function returns a Future<T>, for example as a coroutine, callers get a T.
 #define CONVOY_RPC(...) CONVOY_RPC_NUMBERED(__COUNTER__, __VA_ARGS__)
 
 #define CONVOY_RPC_NUMBERED(number, ...) CONVOY_RPC_EXPORT(number, __VA_ARGS__)
@@ -32,10 +32,10 @@
 
 namespace convoy::rpc::detail {
 
-// A function as a caller needs it.
+// What a caller needs of a function.
 struct CallKey {
   const convoy::detail::FunctionEntry* entry = nullptr;
-  std::uint32_t id = 0;  // the engine's
+  std::uint32_t id = 0;  // its number in the call engine
 };
 CallKey call_key(const convoy::detail::CallRegistration& registration);
 
@@ -62,7 +62,7 @@ bool export_function(std::string_view text, const std::type_info& scope) {
   auto what = registration<Function>();
   what.text = text;
   what.scope = &scope;
-  // An object that cannot be passed: its functions are called on references to it.
+  // Functions of an object that cannot be passed are called on references to it.
   if constexpr (is_passable<typename Rpc::Values>() ||
                 (Rpc::kHasObject && is_passable<typename Rpc::Rest>())) {
     what.run = &serve<Function>;

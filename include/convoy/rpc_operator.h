@@ -15,21 +15,21 @@
 
 namespace convoy::rpc {
 
-// An operator of torch's, by name: rpc::op("aten::add"). Its overload is found by the arguments, or
-// named: "aten::add.Tensor".
+// An operator of torch, by name: rpc::op("aten::add"). The overload is found by the arguments, or
+// is part of the name: "aten::add.Tensor".
 struct Operator {
   std::string name;
 };
 inline Operator op(std::string name) { return {std::move(name)}; }
 
-// What operators take and return.
+// Argument and result types of operators.
 using OperatorValue = std::variant<std::monostate, bool, std::int64_t, double, std::string,
                                    at::Tensor, std::vector<std::int64_t>, std::vector<double>,
                                    std::vector<bool>, std::vector<at::Tensor>>;
 
 namespace detail {
 
-// In the callee: runs an operator that the session's owner allows.
+// Runs in the callee, for operators that SessionOptions::operators of its session allows.
 std::vector<OperatorValue> run_operator(const std::string& name,
                                         const std::vector<OperatorValue>& arguments);
 

@@ -33,7 +33,7 @@ class To {
   template <std::integral Rank>
   To(Rank rank) : rank_(static_cast<std::int64_t>(rank)) {}
 
-  std::string_view name() const { return name_; }  // empty: by rank
+  std::string_view name() const { return name_; }  // empty: the target is a rank
   const std::optional<std::int64_t>& rank() const { return rank_; }
 
  private:
@@ -41,80 +41,84 @@ class To {
   std::optional<std::int64_t> rank_;
 };
 
-// Whether the workers of a session are known from the beginning.
+// Whether all workers of a session are known from the beginning.
 enum class Members {
-  kFixed,  // all of them make their sessions, and shut them down, together
+  kFixed,  // all workers make and shut down their sessions together
+  // Workers join and leave at any time.
   kComeAndGo,
 };
 
-// Who is in a session. Views are numbered; where workers come and go, all workers see the same
-// ones.
+// The workers of a session at one time. Views are numbered. With kComeAndGo all workers see the
+// same views.
 struct View {
   std::uint64_t version = 0;
   std::vector<WorkerInfo> workers = {};  // by rank
-  // What is new since the version before.
+  // Changes since the previous version.
   std::vector<WorkerInfo> joined = {};
   std::vector<WorkerInfo> left = {};
   std::vector<WorkerInfo> failed = {};
 };
 
-// How many references there are, by PyTorch's names.
+// Numbers of references, with PyTorch's names.
 struct RRefInfo {
-  std::uint64_t num_owner_rrefs = 0;      // values here that others may refer to
-  std::uint64_t num_pending_users = 0;    // references here that their owners have not confirmed
-  std::uint64_t num_pending_futures = 0;  // that wait for a value here
-  std::uint64_t num_forks = 0;            // references of others to values here
+  std::uint64_t num_owner_rrefs = 0;      // values of this worker that have references
+  std::uint64_t num_pending_users = 0;    // references here, not yet confirmed by the owner
+  std::uint64_t num_pending_futures = 0;  // waits for a value of this worker
+  std::uint64_t num_forks = 0;            // references of others to values of this worker
 };
 
-// What a call does if too many calls or bytes are under way to one worker.
+// What a call does if too many calls or bytes are under way to its worker.
 enum class WhenFull {
-  kWait,   // until there is room, at most until the call's deadline
-  kThrow,  // kResource
+  kWait,   // blocks until there is room, at most until its deadline
+  kThrow,  // throws kResource
 };
 
 struct SessionOptions {
-  // At most 127 of letters, digits, '_', ':' and '-'; empty: "worker<rank>".
+  // At most 127 letters, digits, '_', ':' and '-'. Empty: "worker<rank>".
   std::string name = {};
-  std::string method = "env://";  // how workers meet: see convoy/rendezvous.h
-  std::optional<int> rank = {};   // instead of what the launcher says
+  std::string method = "env://";  // how workers meet: convoy/rendezvous.h
+  std::optional<int> rank = {};   // overrides the launcher
   std::optional<int> size = {};
-  // Meet through this instead: `rank` and `size` must be given.
+  // If set, workers meet through this store. `rank` and `size` are required then.
   std::shared_ptr<Store> store = nullptr;
-  // kComeAndGo: joins whoever is there; a worker that comes back has a new rank. `size` is not
-  // used, `rank` only to find who serves a tcp:// store.
+  // With kComeAndGo the session joins the workers that are there. A worker that comes back gets a
+  // new rank. `size` is not used; `rank` only tells who serves a tcp:// store.
   Members members = Members::kFixed;
-  // Of calls that do not say their own; 0: never.
+  // Timeout of calls that have none of their own. 0: no limit.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  std::chrono::milliseconds start_timeout = Store::kDefaultTimeout;  // of meeting
+  std::chrono::milliseconds start_timeout = Store::kDefaultTimeout;  // timeout of meeting
 
-  int threads = 16;  // handlers that run at once; those that wait in our calls do not count
-  std::size_t most_calls = 8192;                  // under way to one worker
-  std::size_t most_bytes = std::size_t{1} << 30;  // likewise
+  int threads = 16;  // handlers that run at once, except those that wait in calls of this library
+  std::size_t most_calls = 8192;                  // calls under way to one worker
+  std::size_t most_bytes = std::size_t{1} << 30;  // bytes under way to one worker
   WhenFull when_full = WhenFull::kWait;
-  // Operators that others may call by name ("aten::add"); none by default.
+  // Operators of torch that other workers may call by name ("aten::add"). None by default.
   std::vector<std::string> operators = {};
 };
 
 struct CallOptions {
-  // Until there is a result: a duration (0: never) or a Deadline; not set: the session's.
+  // Time until the result must be there: a duration (0: no limit) or a Deadline. Not set: the
+  // session's timeout.
   Timeout timeout = {};
-  // Tensors that are in shared memory already (convoy/share.h) are not copied: the callee gets the
-  // same memory, and what it writes there is seen here.
+  // Do not copy tensors that are in shared memory already (convoy/share.h). The callee gets the
+  // same memory: what it writes there is visible here.
   bool lend = false;
-  // Tensors are not written to until the call has ended: rpc_async() then copies large ones once
-  // instead of twice. rpc_sync() always does.
+  // A promise that nobody writes to the tensors until the call has ended. rpc_async() then copies
+  // large ones once instead of twice. For rpc_sync() this always holds.
   bool stays = false;
 };
 
 struct ShutdownOptions {
-  // Waits until no worker has calls under way; all workers must call shutdown(). All references
-  // end. If false, calls under way end with kCancelled. With Members::kComeAndGo, this worker
-  // leaves once it has no calls under way and nobody refers to its values.
+  // True: waits until no worker has calls under way, so all workers must call shutdown(). Then all
+  // references of the session end. With kComeAndGo this worker leaves alone, once it has no calls
+  // under way and nobody refers to its values. False: ends at once; calls under way end with
+  // kCancelled here, with kPeerLost on other workers.
   bool graceful = true;
-  // Without `graceful`: others may still refer to values here. Otherwise that is kInvalidArgument
-  // ("Leaking RRef"), thrown when the session has ended.
+  // Only without `graceful`: no error if others still refer to values here. Otherwise shutdown()
+  // throws kInvalidArgument ("Leaking RRef") after it has ended the session.
   bool ignore_leaks = false;
-  // kTimeout, with who is waited for; the session is still open then. 0: never.
+  // After this time shutdown() throws kTimeout, naming the workers that it waited for. The session
+  // is still open then. 0: no limit.
   std::chrono::milliseconds timeout = Store::kDefaultTimeout;
 };
 

@@ -13,11 +13,11 @@
 #include "convoy/detail/rpc_signature.h"
 #include "convoy/rpc_values.h"
 
-// What the callee of a call has: the call itself, and values that references refer to. For
+// The callee's side of a call: the call itself, and values that references refer to. For
 // convoy/rpc_function.h; nothing here is for direct use.
 namespace convoy::rpc::detail {
 
-// A value that references refer to, at its owner. convoy/rref.h
+// A value that references refer to, at its owner. See convoy/rref.h.
 class HeldValue {
  public:
   HeldValue() = default;
@@ -26,25 +26,27 @@ class HeldValue {
   virtual ~HeldValue();
 
   virtual const std::type_info& type() const noexcept = 0;
-  // Calls send(data, body) with it. kUnsupported if it cannot be passed.
+  // Calls send(data, body) with the encoded value. Throws kUnsupported if it cannot be passed.
   using Send = void (*)(void* data, const Body& body);
   virtual void pass(const MessagePeer& to, Send send, void* data) const = 0;
-  // Itself, or what it points to, if that is of this type; else nullptr.
+  // The value, or the object that it points to, if its type is `wanted`. Otherwise nullptr.
   virtual void* find(const std::type_info& wanted) noexcept = 0;
-  // What its functions are of: itself, or what it points to, and its type. {nullptr}: it is empty.
+  // The object that member functions are called on, with its type: the value, or what it points to.
+  // {nullptr} if that pointer is empty.
   struct Object {
     void* pointer = nullptr;
     const std::type_info* type = nullptr;
   };
   virtual Object object() noexcept = 0;
-  // Throws a pointer to that: whoever catches one of a base class has it.
+  // Throws a pointer to that object. A handler for a pointer to a base class catches it, which
+  // converts the pointer.
   [[noreturn]] virtual void throw_pointer() = 0;
 };
 
 // A call as the function that serves it sees it.
 class ServedCall {
  public:
-  // For answers that are given later. Copies are of the same call.
+  // For answers that are given later. Copies refer to the same call.
   class Later {
    public:
     Later(std::shared_ptr<void> call, const MessagePeer& peer)
@@ -64,20 +66,22 @@ class ServedCall {
   ValueSource& arguments() { return arguments_; }
   const MessagePeer& peer() const { return peer_; }
   void reply(const Body& body) const;
-  void fail(const std::exception_ptr& error) const noexcept;    // of the function
-  void refuse(const std::exception_ptr& error) const noexcept;  // of its arguments
+  void fail(const std::exception_ptr& error) const noexcept;    // the function threw
+  void refuse(const std::exception_ptr& error) const noexcept;  // bad arguments
   Later later() const;
 
   static constexpr std::uint32_t kKeepsResult = 1, kOnReference = 2;  // agent::CallFlags
   std::uint32_t flags() const { return flags_; }
-  // The object that the function is called on, and the reference to its result: before arguments.
+  // Take the object that the function is called on, and the reference to its result. Call them
+  // before taking the arguments.
   void take_object();
   RRefHandle take_result();
-  // The object is there, and the owners of references among the arguments know of them. Throws why
-  // that never will be.
+  // True once the object is there and the owners of all references among the arguments know of
+  // them. Throws the error if that can no longer happen.
   bool ready();
   const std::shared_ptr<HeldValue>& object() const;
-  // Once it is so, on the session's threads. If it never will be, the call fails instead.
+  // Calls `go_on` once ready() would be true, on the session's threads. If that can no longer
+  // happen, the call fails instead.
   using GoOn = std::function<void(const Later& answer, const std::shared_ptr<HeldValue>& object)>;
   void when_ready(GoOn go_on, const RRefHandle& result);
 
@@ -92,7 +96,7 @@ class ServedCall {
   std::shared_ptr<Needs> needs_;
 };
 
-// Of a call whose result stays here.
+// For a call whose result stays here.
 void keep_result(const RRefHandle& result, std::shared_ptr<HeldValue> value, std::uint64_t type);
 void keep_failure(const RRefHandle& result, const std::exception_ptr& error) noexcept;
 [[noreturn]] void fail_object(const std::type_info* has, const std::type_info& wanted);
@@ -105,7 +109,7 @@ concept PointsTo = requires(T& value) {
   value.operator->();
 };
 
-// A number for a type, the same in all programs of the same sources.
+// A hash of a type, equal in all programs that are built from the same sources.
 std::uint64_t type_number(const std::string& description);
 template <class T>
 std::uint64_t type_number() {
@@ -152,7 +156,7 @@ class HeldValueOf final : public HeldValue {
       return {&value, &typeid(T)};
     }
   }
-  // NOLINTBEGIN(misc-throw-by-value-catch-by-reference): a pointer is what is wanted
+  // NOLINTBEGIN(bugprone-std-exception-baseclass): a pointer is what is wanted
   [[noreturn]] void throw_pointer() override {
     if constexpr (PointsTo<T>) {
       throw static_cast<std::remove_cvref_t<decltype(*value)>*>(pointee());
@@ -160,7 +164,7 @@ class HeldValueOf final : public HeldValue {
       throw &value;
     }
   }
-  // NOLINTEND(misc-throw-by-value-catch-by-reference)
+  // NOLINTEND(bugprone-std-exception-baseclass)
 
   T value;
 
@@ -172,15 +176,15 @@ class HeldValueOf final : public HeldValue {
   }
 };
 
-// The object of type C in a held value: that itself, what it points to, or a base of it.
+// The object of type C in a held value: the value, what it points to, or a base of that.
 template <class C>
 C& object_in(HeldValue& held) {
   if (void* const exact = held.find(typeid(C))) [[likely]]
     return *static_cast<C*>(exact);
   const HeldValue::Object object = held.object();
   if (!object.pointer) fail_object(nullptr, typeid(C));
-  // Where the base is in an object of that type that is held as this one: by another base of it, it
-  // is elsewhere.
+  // Cache of the base's offset in an object of this type. The held type is part of the key: through
+  // another base the offset differs.
   thread_local const std::type_info* last = nullptr;
   thread_local const std::type_info* last_held = nullptr;
   thread_local std::ptrdiff_t offset = 0;

@@ -17,18 +17,18 @@
 #include "convoy/fields.h"
 #include "convoy/future.h"
 
-// How arguments and results of calls become bytes (docs/internals/wire.md has the tables): a sink
-// and a source of convoy/fields.h. Two passes: the first finds out how many bytes there are, the
-// second writes them to where they travel. For convoy/rpc.h; nothing here is for direct use.
+// How arguments and results of calls are encoded (docs/internals/wire.md has the tables): a sink
+// and a source of convoy/fields.h. Encoding takes two passes: the first computes the size, the
+// second writes the bytes to their destination. For convoy/rpc.h; nothing here is for direct use.
 namespace convoy::rpc::detail {
 
-// Takes values from what arrived, which may be anything: kInvalidArgument.
+// Decodes values from received bytes, which may be malformed: throws kInvalidArgument then.
 class ValueSource {
  public:
   template <class T>
   static constexpr bool kHolds = kHeld<T>;
 
-  // `parts`: std::span<transport::Part>, which tensors take for themselves.
+  // `parts` is a std::span<transport::Part>. Decoded tensors take ownership of their parts.
   ValueSource(const std::byte* data, std::size_t bytes, void* parts)
       : at_(data), end_(data + bytes), parts_(parts) {}
 
@@ -78,12 +78,12 @@ class ValueSource {
     return checked_count(static_cast<std::uint64_t>(take_held<std::int64_t>()), 1);
   }
   [[noreturn]] void wrong_kind() const;
-  // Without it, there can be no references.
+  // Sets the sender. Without one, bytes with references are malformed.
   void comes_from(const MessagePeer* from) { from_ = from; }
-  // Those that were taken.
+  // The references that were decoded so far.
   const std::vector<RRefHandle>& references() const { return references_; }
-  // Nothing may be left but what a callback takes that was set here: it gets the tensors that
-  // require grad, in order, and the bytes behind the values.
+  // Throws kInvalidArgument if bytes are left, unless a trailer callback was set. The callback gets
+  // the tensors that require grad, in order, and the bytes after the values.
   void finish() const;
   using Trailer = void (*)(void* data, const std::vector<at::Tensor>& with_grad,
                            const std::byte* bytes, std::size_t count);
@@ -92,7 +92,7 @@ class ValueSource {
     trailer_data_ = data;
   }
 
-  // Types that hold themselves (a tree, say) nest as deep as the bytes say, within limits.
+  // Limits the depth of recursive types such as trees: the bytes decide how deep they nest.
   class Nested {
    public:
     explicit Nested(ValueSource& source) : source_(source) {
@@ -139,7 +139,7 @@ void FutureState<T>::decode(ValueSource& source) {
   value_.emplace(source.take<Stored<T>>());
 }
 
-// Values on their way: written when the engine has room for them.
+// Values that are to be sent. They are encoded when the call engine has room for them.
 struct Body {
   std::size_t bytes = 0;
   void* values = nullptr;
@@ -148,7 +148,7 @@ struct Body {
   ReferencesOut* references = nullptr;
 };
 
-// Calls send(Body) with these values. They have no references in them if `peer` is nullptr.
+// Calls send(Body) with these values. With a `peer` of nullptr they must not hold references.
 template <class Send, class... T>
 decltype(auto) with_body(const MessagePeer* peer, TensorMode mode, bool lend, Send send,
                          const T&... values) {
@@ -170,7 +170,7 @@ decltype(auto) with_body(const MessagePeer* peer, TensorMode mode, bool lend, Se
       &tensors, &references});
 }
 
-// Of values without pieces.
+// For values whose bytes are all in the message.
 std::string to_text(const Body& body);
 template <class T>
 std::string to_text(const T& value) {

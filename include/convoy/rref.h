@@ -23,7 +23,7 @@
 //   auto copy = weights.to_here();
 //   auto& here = weights.local_value();                      // at the owner
 //
-// The value lives at its owner as long as any worker has a reference to it. See
+// The owner keeps the value as long as any worker has a reference to it. See
 // docs/reference/rref.md.
 namespace convoy::rpc {
 
@@ -34,12 +34,12 @@ namespace detail {
 [[noreturn]] void fail_backward_of_user(const RRefHandle& handle);
 }
 
-// A counted reference to a value on another worker. Copies are the same reference. It may be an
-// argument or a result of calls, also in containers and structs. It may outlive its session, and
-// does not keep it. Thread-safe.
+// A reference-counted handle to a value on another worker. Copies are the same reference. Arguments
+// and results of calls may hold references, also in containers and structs. A reference does not
+// keep its session alive, and may outlive it. Thread-safe.
 //
-// Every use of the value throws what its creation threw, kPeerLost when its owner is gone, and
-// kInvalidArgument ("deleted") when the session has ended.
+// Every use of the value throws the error of its creation if that failed, kPeerLost if the owner is
+// gone, and kInvalidArgument if the session has ended ("deleted") or the RRef is empty.
 template <class T>
 class RRef {
  public:
@@ -55,24 +55,27 @@ class RRef {
   WorkerInfo owner() const { return detail::owner_of(handle_); }
   std::string owner_name() const { return owner().name; }
   bool is_owner() const { return detail::is_owner(handle_); }
-  // The owner knows of this reference.
+  // True once the owner has counted this reference.
   bool confirmed_by_owner() const { return detail::is_confirmed(handle_); }
   // "RRef (worker 1, #7 of worker 0)"
   std::string to_string() const { return detail::describe(handle_); }
 
-  // A copy of the value; waits until it is there. At the owner, a copy as C++ makes it (of tensors:
-  // the same memory).
+  // A copy of the value. Blocks until the value is there, and throws kTimeout. At the owner it is
+  // an ordinary C++ copy (for tensors: the same memory).
   T to_here() const { return with({}).to_here(); }
   T to_here(const Timeout& timeout) const { return with({.timeout = timeout}).to_here(); }
   Future<T> to_here_async() const { return with({}).to_here_async(); }
-  // The value itself, at its owner; waits until it is there. kInvalidArgument elsewhere.
+  // The value itself, at its owner. Blocks until it is there; throws kTimeout after the session's
+  // timeout. Throws kInvalidArgument on other workers.
   detail::Stored<T>& local_value() const { return detail::local_value<detail::Stored<T>>(handle_); }
-  // At the owner and where it was created: once the value was made, or could not be. Where it came
-  // with a call: once the owner knows of it, which may be while the value is still being made.
+  // At the owner, and on the worker that created it: done when the value was made or could not be.
+  // On a worker that got it in a message: done when the owner knows of the reference; the value may
+  // not be there yet.
   Future<void> created() const { return detail::when_created(handle_); }
 
-  // Calls a function of the value, at its owner: a member function of T, or of what it points to (a
-  // module's holder, a std::shared_ptr), that has CONVOY_RPC.
+  // Calls a function of the value, at its owner. It must have CONVOY_RPC and be a member function
+  // of T, or of what T points to (a module's holder, a std::shared_ptr). Throws as
+  // Session::rpc_sync.
   template <auto Function, class... Arguments>
   auto rpc_sync(Arguments&&... arguments) const {
     return with({}).template rpc_sync<Function>(std::forward<Arguments>(arguments)...);
@@ -81,7 +84,7 @@ class RRef {
   auto rpc_async(Arguments&&... arguments) const {
     return with({}).template rpc_async<Function>(std::forward<Arguments>(arguments)...);
   }
-  // A reference to the result, which stays at the owner.
+  // Returns a reference to the result, which stays at the owner. Does not block.
   template <auto Function, class... Arguments>
   auto remote(Arguments&&... arguments) const {
     return with({}).template remote<Function>(std::forward<Arguments>(arguments)...);
@@ -89,9 +92,9 @@ class RRef {
   // The same with options: model.with({.timeout = 5s}).rpc_sync<&ModelImpl::forward>(x).
   RRefTarget<T> with(const CallOptions& options) const { return {handle_, options}; }
 
-  // Of a reference to a tensor. Without a context, at the owner: the tensor's own backward(). With
-  // one (convoy/autograd.h; BackwardOptions may follow): a distributed backward pass whose root is
-  // the tensor, run at its owner.
+  // For a reference to a tensor. Without a context: calls backward() of the tensor, at its owner
+  // only. With one (convoy/autograd.h; BackwardOptions may follow): runs a distributed backward
+  // pass with the tensor as root, at its owner.
   void backward() const {
     static_assert(std::same_as<T, at::Tensor>, "RRef should contain a tensor for .backward()");
     if (!is_owner()) detail::fail_backward_of_user(handle_);
@@ -103,9 +106,9 @@ class RRef {
     backward_from(context, *this, options...);
   }
 
-  // Called once, on the session's threads, when the owner has left or is lost, or when the session
-  // ends; soon, if it is so already. Not at the owner, not if the reference goes before, and not if
-  // its value could not be made (created() says so).
+  // Calls `callback` once, on the session's threads, when the owner has left or is lost or the
+  // session ends; soon if it already has. Not called at the owner, after the reference is gone, or
+  // if the value could not be made (created() tells that).
   void on_lost(std::function<void(const Error&)> callback) const {
     detail::on_owner_lost(handle_, std::move(callback));
   }
@@ -116,8 +119,8 @@ class RRef {
   detail::RRefHandle handle_;
 };
 
-// The tensors of a value that is here: a module may return a reference (convoy/tensors_in.h). They
-// are not the reference's own: copies refer to the same ones.
+// The tensors of a value on this worker: a module may return a reference (convoy/tensors_in.h). A
+// reference does not own its tensors: copies refer to the same ones.
 template <class T, class Function>
   requires(!std::same_as<std::remove_cvref_t<Function>, convoy::detail::NoTensors>)
 void for_each_tensor(RRef<T>& reference, Function&& function) {
@@ -126,7 +129,7 @@ void for_each_tensor(RRef<T>& reference, Function&& function) {
   }
 }
 
-// A reference, and options of the calls on it.
+// A reference with options for the calls on it.
 template <class T>
 class RRefTarget {
  public:
@@ -153,7 +156,7 @@ class RRefTarget {
       detail::when_local(handle_, state, options_, [](void* future, detail::HeldValue& held) {
         auto& result = *static_cast<detail::FutureState<T>*>(future);
         try {
-          // Whoever sent the reference may have said another type.
+          // The sender of the reference may have told another type.
           const std::type_info& wanted = typeid(detail::Stored<T>);
           if (held.type() != wanted) detail::fail_object(&held.type(), wanted);
         } catch (...) {
@@ -209,7 +212,7 @@ class RRefTarget {
   CallOptions options_;
 };
 
-// A function that makes a T, to be called by remote(): CONVOY_RPC(rpc::make<Counter, int>), then
+// A function that makes a T, for remote(): CONVOY_RPC(rpc::make<Counter, int>), then
 // rpc.remote<rpc::make<Counter, int>>("worker1", 7).
 template <class T, class... Arguments>
 T make(Arguments... arguments) {

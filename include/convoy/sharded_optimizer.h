@@ -22,59 +22,63 @@
 namespace convoy {
 
 struct ShardedOptimizerOptions {
-  // backward() is the whole step; step() is an error. Where buckets travel early (see
-  // BucketLaunch), and unless all gradients have to be looked at first, each is updated while
-  // backward goes on.
+  // Makes backward() the whole step; step() throws then. If buckets travel early (see
+  // BucketLaunch), each is updated while backward goes on, unless all gradients must be known first
+  // (max_norm, skip_nonfinite, NonFinite).
   bool in_backward = false;
-  // Clips the gradients of all groups together to this norm; 0: no clipping.
+  // Clips the gradients of all groups together to this norm. 0: no clipping.
   double max_norm = 0;
-  double norm_type = 2;  // or infinity
-  // A step whose gradient norm is NaN or Inf is skipped, on all ranks.
+  double norm_type = 2;  // 2 or infinity
+  // Skips the step, on all ranks, if the gradient norm is NaN or Inf.
   bool skip_nonfinite = false;
 };
 
-// What ShardedOptimizer does, whatever its rule.
+// The part of ShardedOptimizer that does not depend on its rule.
 class ShardedOptimizerBase : public torch::optim::Optimizer, public Joinable {
  public:
   ~ShardedOptimizerBase() override;
   ShardedOptimizerBase(const ShardedOptimizerBase&) = delete;
   ShardedOptimizerBase& operator=(const ShardedOptimizerBase&) = delete;
 
-  // Collective: averages what `.grad` holds over the ranks, and updates. Parameters without a
-  // gradient are left alone: on all ranks, or it is kInvalidArgument on all of them, as it is for
-  // options that differ; then nothing was changed. Gradients are undefined afterwards. Also
-  // kPeerLost, kTimeout: see DistributedDataParallel::update_process_group().
+  // Collective: averages `.grad` over the ranks and updates the parameters. Blocks. Gradients are
+  // undefined afterwards. A parameter without a gradient does not change. Throws kInvalidArgument
+  // on all ranks, before anything is changed, if only some ranks have that gradient or options
+  // differ. Throws kPeerLost or kTimeout if ranks are lost or late: see
+  // DistributedDataParallel::update_process_group(). Throws kUnsupported in a forked child, as
+  // states(), load_states(), save() and load() do.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   struct Stats {
     std::uint64_t steps = 0, skipped = 0;
-    double norm = 0;                // of the last step's gradients, if it was needed
-    std::uint64_t numbers = 0;      // of all parameters that this rank updates
-    std::uint64_t state_bytes = 0;  // that it keeps for them
+    double norm = 0;                // of the last step's gradients, if it was computed
+    std::uint64_t numbers = 0;      // elements that this rank updates
+    std::uint64_t state_bytes = 0;  // bytes of state that this rank keeps
   };
   Stats stats() const;
 
-  // What it keeps of one parameter.
+  // The state of one parameter.
   struct ParameterState {
     std::int64_t steps = 0;
-    // As the parameter is shaped, undefined where there is none: of SGD the momentum; of Adam and
-    // AdamW means, squares, largest squares; of Adagrad the sum; of RMSprop squares, momentum,
-    // means.
+    // Shaped as the parameter; undefined if the rule has none. SGD: momentum. Adam and AdamW:
+    // means, squares, largest squares. Adagrad: sum. RMSprop: squares, momentum, means. Adadelta:
+    // squares, squared changes. Adamax: means, largest. Rprop: step sizes, last gradients.
     std::array<at::Tensor, 3> states = {};
   };
   using States = std::map<std::size_t, ParameterState>;  // by number in the reducer
-  // The whole of it on every rank. Collective.
+  // Collective: returns the whole state on every rank.
   States states() const;
-  // On all ranks, of the same states. kInvalidArgument if they belong to other parameters.
+  // Collective: all ranks load the same states. Throws kInvalidArgument if they belong to other
+  // parameters.
   void load_states(const States& states);
 
-  // Collective. The whole state on every rank: one of them may write it. Options are not part of
-  // it. It can be loaded with any number of ranks, and by OptimizerInBackward.
+  // Collective: every rank gets the whole state, and one of them may write it. Options are not part
+  // of it. It can be loaded with any number of ranks, and by OptimizerInBackward.
   void save(torch::serialize::OutputArchive& archive) const override;
-  // On all ranks, of the same archive. kInvalidArgument if it belongs to other parameters.
+  // Collective: all ranks load the same archive. Throws kInvalidArgument if it belongs to other
+  // parameters.
   void load(torch::serialize::InputArchive& archive) override;
 
-  // For Join: stands after the model.
+  // For Join: pass the optimizer after its model.
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
   const ProcessGroup& join_process_group() const override;
 
@@ -85,16 +89,18 @@ class ShardedOptimizerBase : public torch::optim::Optimizer, public Joinable {
                        const std::vector<torch::optim::OptimizerParamGroup>& groups,
                        std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                        const ShardedOptimizerOptions& options);
-  // Instead of step(), where what leads to it has failed: the others do not wait for this rank.
-  // Throws kInvalidArgument with the reason, and on the other ranks that this one has refused.
+  // Call it instead of step() on a rank that cannot make the step, so that the others do not wait
+  // for it. Throws kInvalidArgument with the reason; on the other ranks the text says that this
+  // rank refused.
   void refuse_step(const std::string& reason);
 
  private:
   friend class ShardedJoinHook;
-  std::shared_ptr<Impl> impl_;  // the reducer's, too
+  std::shared_ptr<Impl> impl_;  // shared with the reducer
 };
 
-// A rule as options of a group of libtorch's, so that its schedulers find the learning rate.
+// Holds a rule as the options of a libtorch parameter group, so that libtorch's schedulers find the
+// learning rate.
 class RuleOptions : public torch::optim::OptimizerOptions {
  public:
   template <IsRule Rule>
@@ -144,9 +150,9 @@ struct OptionsOf<torch::optim::RMSprop> {
 };
 }  // namespace detail
 
-// An optimizer whose state and work are divided among the ranks (ZeRO, stage 1): a rank sums the
-// gradients of its part over all ranks, updates it, and writes the result into the parameters of
-// all of them. State is divided by the number of ranks, and so is the time of the update.
+// An optimizer that divides state and work among the ranks (ZeRO stage 1). Each rank sums the
+// gradients of its shard over all ranks, updates the shard, and writes the result into the
+// parameters of all ranks. With W ranks, each keeps 1/W of the state and does 1/W of the update.
 //
 //   convoy::DistributedDataParallel model(Net(), world);
 //   convoy::ShardedOptimizer optimizer(model.reducer(), convoy::AdamW{.lr = 3e-4});
@@ -156,38 +162,39 @@ struct OptionsOf<torch::optim::RMSprop> {
 //     optimizer.step();
 //   }
 //
-// It is a torch::optim::Optimizer, with a rule (RuleOptions) for each group or, as
-// ShardedOptimizer<torch::optim::AdamW>, with the options of that one; schedulers and you may
-// change them between steps, on all ranks alike. The result is, to the bit, that of
-// OptimizerInBackward. Parameters move into memory that the ranks share, where there is such.
-// Between backward() and step() `.grad` is still this rank's own. See
-// docs/reference/sharded_optimizer.md. Thread-safety as for Reducer; it is of no use without its
-// reducer.
+// It is a torch::optim::Optimizer. Each group has a rule (RuleOptions), or with
+// ShardedOptimizer<torch::optim::AdamW> the options of that optimizer. Schedulers and you may
+// change them between steps, on all ranks alike. The result is bit-identical to that of
+// OptimizerInBackward. Parameters move into memory that the ranks share, if the backend has such
+// memory. Between backward() and step() `.grad` is this rank's own gradient. See
+// docs/reference/sharded_optimizer.md. Thread-safety is as for Reducer. It cannot step once its
+// reducer is gone.
 template <class Opt = OptimizerRule>
 class ShardedOptimizer : public ShardedOptimizerBase {
  public:
   using Options = typename detail::OptionsOf<Opt>::Type;
 
-  // Of all parameters of the reducer. Collective. kInvalidArgument on all ranks if they differ, for
-  // values without a meaning, and for parameters that are not the reducer's, are in two groups or
-  // have such an optimizer already; kUnsupported for sparse ones, for those that share memory, and
-  // for types that are not f32, f64 or complex.
+  // Collective: for all parameters of the reducer. Throws kInvalidArgument on all ranks if their
+  // arguments differ or a value is out of range. The same goes for parameters that are not the
+  // reducer's, are in two groups, have such an optimizer already, are sparse, share memory with
+  // each other, or are not f32, f64 or complex.
   ShardedOptimizer(Reducer& reducer, const Options& options,
                    const ShardedOptimizerOptions& more = {})
       : ShardedOptimizer(reducer, {torch::optim::OptimizerParamGroup(reducer.parameters())},
                          options, more) {}
-  // Groups with options of their own; what these do not say is as in `defaults`.
+  // For groups with options of their own. Options that a group does not set are those of
+  // `defaults`.
   ShardedOptimizer(Reducer& reducer, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const Options& defaults, const ShardedOptimizerOptions& more = {})
       : ShardedOptimizerBase(reducer, groups, std::make_unique<Options>(defaults), more) {}
-  // Groups with a rule each.
+  // For groups with one rule each.
   ShardedOptimizer(Reducer& reducer, const std::vector<OptimizerGroup>& groups,
                    const ShardedOptimizerOptions& more = {})
     requires std::same_as<Opt, OptimizerRule>
       : ShardedOptimizerBase(reducer, detail::param_groups_of(groups),
                              std::make_unique<Options>(OptimizerRule()), more) {}
 };
-// Of a rule, of libtorch's options, or of groups.
+// Deduces the type from a rule, from libtorch's options, or from groups.
 template <class Rule>
 ShardedOptimizer(Reducer&, const Rule&,
                  const ShardedOptimizerOptions& = {}) -> ShardedOptimizer<OptimizerRule>;

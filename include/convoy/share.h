@@ -27,41 +27,44 @@ namespace convoy::share {
 
 // --- Memory -----------------------------------------------------------------------------------
 
-// Where tensors that are shared from now on are put. What is shared already stays where it is, and
-// can be sent whatever the strategy.
+// Where tensors that are shared from now on are put. Tensors that are shared already stay where
+// they are, and can be sent under any strategy.
 enum class Strategy {
-  kDescriptor,  // memory without a name, passed as descriptors: nothing to clean up, ever
-  kFile,        // a file for each storage, for processes without a socket in common
+  kDescriptor,  // anonymous memory, passed as descriptors: nothing to clean up
+  kFile,        // a file for each storage, for processes in different pid namespaces
 };
 Strategy get_sharing_strategy();
 void set_sharing_strategy(Strategy strategy);
 
-// A contiguous CPU tensor in shared memory, not cleared. kResource if memory does not suffice,
-// kUnsupported for another device or layout than the CPU's strided.
+// Makes a contiguous CPU tensor in shared memory, uninitialized. Throws kResource if memory does
+// not suffice, kUnsupported unless the device is the CPU and the layout strided, kInvalidArgument
+// for bad sizes.
 at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options = {});
 
-// Moves a tensor's storages into shared memory, in place: every view of them follows. A copy, once;
-// memory that is shared stays where it is. From then on a storage cannot be resized (torch says
-// so). Returns the tensor. kResource; kUnsupported as send().
+// Moves the storages of a tensor into shared memory, in place: all views of them follow. Private
+// memory is copied once; memory that is shared already stays where it is. Afterwards a storage
+// cannot be resized (torch throws). Returns the tensor. Throws kResource, and kUnsupported as
+// send() does.
 at::Tensor share_memory_(const at::Tensor& tensor);
-// All of its memory is shared memory of this library's: of this module's, or a group's.
+// True if all memory of the tensor is shared memory of this library: of this module or of a group.
 bool is_shared(const at::Tensor& tensor);
 
-// Encodes a tensor as bytes, which any process of this user on this host can decode, once. They may
-// travel any way. The memory is kept until they are decoded or this process ends: bytes that are
-// thrown away keep it. Throws as send().
+// Encodes a tensor as bytes, to be passed in any way. One process of this user on this host can
+// decode them, once. The memory is kept until then, or until this process ends; so do not drop the
+// bytes. Throws as send().
 std::string to_bytes(const at::Tensor& tensor);
-// kPeerLost if the memory is gone: its owner has ended, or the bytes were decoded before.
+// Throws kPeerLost if the memory is gone: its owner has ended, or the bytes were decoded before.
+// Throws kInvalidArgument for other bytes.
 at::Tensor from_bytes(std::string_view bytes);
 
-// Returns unused memory for shared tensors to the system; returns the number of bytes.
+// Frees unused memory for shared tensors. Returns how many bytes.
 std::size_t trim();
 
 struct Usage {
-  std::size_t pool_bytes = 0;  // of this process's memory for shared tensors
-  std::size_t blocks = 0;      // storages in it, in use by any process
-  std::size_t elsewhere = 0;   // of these, in use only by others
-  std::size_t foreign = 0;     // storages of other processes, in use here
+  std::size_t pool_bytes = 0;  // memory of this process for shared tensors
+  std::size_t blocks = 0;      // storages in it that any process uses
+  std::size_t elsewhere = 0;   // of these, used only by other processes
+  std::size_t foreign = 0;     // storages of other processes, used here
 };
 Usage usage();
 
@@ -69,16 +72,17 @@ Usage usage();
 
 using Bytes = std::vector<std::byte>;
 
-// An object of Python, pickled; its tensors are values behind it. Python reads it; C++ may pass it
-// on.
+// A pickled Python object. Its tensors are the values that follow it. Python unpickles it; C++ can
+// pass it on.
 struct PythonObject {
   std::string pickle;
 
   friend bool operator==(const PythonObject&, const PythonObject&) = default;
 };
 
-// What processes use together besides memory: a Queue, an Event, a Barrier or a Lock, each of which
-// is one (convoy/queue.h). Copies are the same object; it lives as long as any process has it.
+// An object that processes share besides memory, the base class of Queue, Event, Barrier and Lock
+// (convoy/queue.h). Copies are the same object. It lives as long as any process has it.
+// Thread-safe.
 class Shared {
  public:
   enum class Kind : std::uint32_t { kQueue = 1, kEvent, kBarrier, kLock };
@@ -86,25 +90,26 @@ class Shared {
 
   Shared() = default;  // nothing
   explicit Shared(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  // Takes ownership of descriptors, also when it throws: duplicates of what descriptors() returned
-  // in another process, inherited or passed over a socket. kInvalidArgument.
+  // Takes ownership of descriptors, also if it throws. They are duplicates of what descriptors()
+  // returned in another process, inherited or passed over a socket. Throws kInvalidArgument for
+  // others.
   static Shared adopt(const std::vector<int>& descriptors);
-  std::vector<int> descriptors() const;  // they stay this object's
+  std::vector<int> descriptors() const;  // this object still owns them
 
   explicit operator bool() const { return impl_ != nullptr; }
   Kind kind() const;
   friend bool operator==(const Shared&, const Shared&) = default;  // the same object
-  Impl& impl() const;                                              // kInvalidArgument: nothing
+  Impl& impl() const;  // throws kInvalidArgument if empty
 
  private:
   std::shared_ptr<Impl> impl_;
 };
 
-// std::monostate: Python's None. A Shared only over a channel.
+// std::monostate is Python's None. A Shared can only go over a channel.
 using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string, Bytes,
                            at::Tensor, PythonObject, Shared>;
 
-// What one send() carries. A value.
+// The values of one send(). A value type.
 class Message {
  public:
   Message() = default;
@@ -117,7 +122,8 @@ class Message {
   auto begin() const { return values_.begin(); }
   auto end() const { return values_.end(); }
 
-  // kInvalidArgument if there is no value i, or one of another kind; the text names it.
+  // Value i. Throws kInvalidArgument if there is none, or if it has another type, which the text
+  // names.
   const at::Tensor& tensor(std::size_t i) const;
   const std::string& text(std::size_t i) const;
   std::int64_t integer(std::size_t i) const;
@@ -132,45 +138,49 @@ class Message {
 // --- Channels ---------------------------------------------------------------------------------
 
 struct ChannelOptions {
-  // Of calls without a deadline.
+  // Timeout of calls without a deadline.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-// One end of a connection between two processes (or threads), both of which send and receive.
-// Messages arrive in order. Copies are the same end; it is closed by close() or with the last copy.
-// Thread-safe: threads that send take turns, and so do those that receive.
+// One end of a two-way connection between two processes or threads. Messages arrive in order.
+// Copies are the same end. It is closed by close() or when the last copy is destroyed. Thread-safe:
+// concurrent senders take turns, and so do receivers. In a forked child all calls except close()
+// throw kUnsupported.
 //
-// A sent tensor's memory stays until the other side has received it, even if the sender drops it;
-// after that the receiver's tensor keeps it, even if the sender's process ends.
+// The memory of a sent tensor is kept until the peer has received it, even if the sender drops it.
+// From then on the receiver's tensor keeps it, even if the sender's process ends.
 class Channel {
  public:
   Channel() = default;  // no channel
-  // Takes over a descriptor that release() gave, usually in another process.
+  // Takes ownership of a descriptor from release(), usually of another process. Throws
+  // kInvalidArgument if it is not a Unix stream socket.
   static Channel adopt(int descriptor, const ChannelOptions& options = {});
   explicit operator bool() const { return impl_ != nullptr; }
 
-  // Blocks only while the channel is full. Private tensors become shared ones. kTimeout: nothing
-  // was sent. kPeerLost: the other side is closed or its process has ended. kInvalidArgument: a
-  // tensor that is the result of a computation and requires a gradient, or an undefined one.
-  // kUnsupported: a tensor of a kind that cannot be shared. kResource.
+  // Blocks only while the channel is full. Private tensors become shared ones. Throws:
+  //   kTimeout          at the deadline; nothing was sent
+  //   kPeerLost         if the peer has closed the channel or its process has ended
+  //   kInvalidArgument  for an undefined tensor, or a non-leaf that requires a gradient
+  //   kUnsupported      for a kind of tensor that cannot be shared
+  //   kResource         if memory or descriptors do not suffice
   void send(const at::Tensor& tensor) const;
   void send(const Message& message) const;
   void send(const Message& message, const Deadline& deadline) const;
 
-  // The next message, which must be one tensor; kInvalidArgument if it is something else (which
-  // then is the next for receive_message). kTimeout. kPeerLost once all was received that the other
-  // side sent before it was closed or ended.
+  // Blocks until there is a message. receive() wants exactly one tensor: for any other message it
+  // throws kInvalidArgument, and receive_message() gets that message next. Both throw kTimeout at
+  // the deadline, and kPeerLost once all messages of a closed or ended peer were received.
   at::Tensor receive() const;
   at::Tensor receive(const Deadline& deadline) const;
   Message receive_message() const;
   Message receive_message(const Deadline& deadline) const;
-  // nullopt: nothing is there yet.
+  // Does not wait for a message: returns nullopt if there is none.
   std::optional<Message> try_receive() const;
 
-  // Closes the channel; wakes up the peer and the calls that wait here.
+  // Closes the channel. Wakes the peer and all waiters here.
   void close() const;
-  // Gives away the descriptor of an unused end, to be inherited by or passed to another process.
-  // This object is closed then. kInvalidArgument.
+  // Gives up the descriptor of an unused end, so that another process can inherit it or get it.
+  // This object is closed then. Throws kInvalidArgument if the end was used.
   int release() const;
 
  private:
@@ -185,11 +195,11 @@ class Channel {
   std::shared_ptr<Impl> impl_;
 };
 
-// Two ends: for threads, or for processes of which one gets an end by release() and adopt().
+// Makes the two ends of a channel: for two threads, or for two processes (release(), adopt()).
 std::pair<Channel, Channel> channel(const ChannelOptions& options = {});
 
-// Accepts connections from processes of this user. Movable; thread-safe except for moves. The path
-// is removed by the destructor.
+// Accepts connections from processes of this user. Movable. Thread-safe, except for moves. The
+// destructor removes the path.
 class ChannelListener {
  public:
   ChannelListener(ChannelListener&&) noexcept;
@@ -197,7 +207,8 @@ class ChannelListener {
   ~ChannelListener();
 
   const std::string& path() const;
-  // The next connection; other users are refused, with a warning in the log. kTimeout.
+  // Blocks until there is a connection. Throws kTimeout at the deadline. Connections of other users
+  // are refused, with a warning in the log.
   Channel accept(const Deadline& deadline, const ChannelOptions& options = {}) const;
 
  private:
@@ -208,11 +219,12 @@ class ChannelListener {
   std::unique_ptr<Impl> impl_;
 };
 
-// A socket of mode 0600 at `path`, in a folder that only this user may enter (0700), which is made
-// if it is missing. kInvalidArgument for another folder, a path that is taken or too long.
+// Listens on a socket of mode 0600 at `path`. Its folder may be entered by this user only (0700),
+// and is made if it is missing. Throws kInvalidArgument for a folder with other permissions, and
+// for a path that is taken or too long.
 ChannelListener listen(const std::string& path);
-// kPeerLost if nobody listens there; kInvalidArgument if it is another user. Does not wait for the
-// listener to accept: messages can be sent before.
+// Does not wait for the listener to accept: messages can be sent before. Throws kPeerLost if nobody
+// listens there, kTimeout at the deadline, kInvalidArgument if the listener is another user.
 Channel connect(const std::string& path, const Deadline& deadline,
                 const ChannelOptions& options = {});
 

@@ -15,7 +15,7 @@
 
 namespace convoy::share {
 
-// A tensor that is to be: what lies in each slot, or in each version of what is published.
+// Name, shape and type of a tensor: in each slot, or in each version of a Published.
 struct TensorSpec {
   std::string name;
   std::vector<std::int64_t> sizes;
@@ -24,23 +24,26 @@ struct TensorSpec {
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
-// A slot that this process fills or reads. Movable. The slot is given back (unfilled, or read)
-// when this object and all tensors that were taken from it are gone, or by release(). Not
-// thread-safe.
+// A slot that this process fills or reads. Movable. A slot that is filled but not committed, or
+// that was read, becomes free when this object and all tensors from it are destroyed, or by
+// release(). Not thread-safe. Methods of an empty Slot throw kInvalidArgument.
 class Slot {
  public:
-  Slot() = default;  // none
+  Slot() = default;  // empty
   explicit operator bool() const { return held_ != nullptr; }
 
   std::size_t size() const;
-  // The slot's memory itself. kInvalidArgument if there is none of this name.
+  // A tensor of the slot: the shared memory itself. Throws kInvalidArgument if there is no such
+  // tensor.
   at::Tensor operator[](std::size_t i) const;
   at::Tensor operator[](std::string_view name) const;
-  // Of a slot that is read: 1 for the first that was committed, and so on.
+  // For a slot that is read: 1 for the first one that was committed, and so on.
   std::uint64_t number() const;
 
-  // It is filled: somebody may read it from now on. Its tensors must not be used any more.
+  // Makes the filled slot ready for readers. Do not use its tensors afterwards. Throws
+  // kInvalidArgument in a forked child, if the parent holds the slot.
   void commit();
+  // Frees the slot now. Do not use its tensors afterwards.
   void release();
 
  private:
@@ -61,45 +64,49 @@ class Slot {
 //   }
 //   while (auto slot = slots.next(deadline)) train(slot["states"], slot["rewards"]);
 //
-// Copies, and what another process gets as an argument or in a message, are the same slots. Several
-// processes may fill, several may read. If a process dies, the slot that it was filling becomes
-// free, and the slot that it was reading becomes ready again (logged, and counted in counts()).
-// Slots are read in the order in which they were committed. All methods but the constructor and
-// assignment may be called from any thread.
+// Copies are the same slots, and so are objects that other processes get as an argument or in a
+// message. Several processes may fill, several may read, in the order of commits. If a process
+// dies, the slot that it was filling becomes free, and the slot that it was reading becomes ready
+// again (both logged, and counted in counts()). Thread-safe, except for constructors and
+// assignment.
 class Slots {
  public:
-  Slots() = default;  // none
-  // kResource if memory does not suffice.
+  Slots() = default;  // empty
+  // Throws kInvalidArgument unless `count` is from 1 to 65536 and there is a tensor, kResource if
+  // memory does not suffice.
   Slots(std::size_t count, const std::vector<TensorSpec>& tensors);
   explicit operator bool() const { return impl_ != nullptr; }
 
-  // A free slot, to be filled; none once the slots are closed. kTimeout.
+  // Blocks until a slot is free, and returns it to be filled. Returns an empty Slot once the slots
+  // are closed. Throws kTimeout at the deadline.
   Slot fill(const Deadline& deadline) const;
-  Slot try_fill() const;  // none also if no slot is free
-  // The next filled one; none once the slots are closed and all was read. kTimeout.
+  Slot try_fill() const;  // does not wait: empty if no slot is free
+  // Blocks until a slot is ready, and returns it to be read. Returns an empty Slot once the slots
+  // are closed and all were read. Throws kTimeout at the deadline.
   Slot next(const Deadline& deadline) const;
-  Slot try_next() const;
+  Slot try_next() const;  // does not wait: empty if no slot is ready
 
-  // No more slots can be filled; processes that wait for a free slot wake up.
+  // From now on no slot can be filled. Waiters wake up. Committed slots can still be read.
   void close() const;
   bool closed() const;
 
   struct Counts {
     std::size_t free = 0, filling = 0, ready = 0, reading = 0;
-    std::uint64_t committed = 0;  // in all
-    std::uint64_t abandoned = 0;  // that a process was filling when it died
-    std::uint64_t returned = 0;   // that a process was reading when it died
+    std::uint64_t committed = 0;  // total
+    std::uint64_t abandoned = 0;  // slots that a process was filling when it died
+    std::uint64_t returned = 0;   // slots that a process was reading when it died
   };
   Counts counts() const;
-  // Takes back what dead processes held, as every wait does at times; how much.
+  // Takes back the slots of dead processes; returns how many. Waiters do this too, every 50 ms.
   std::size_t reclaim() const;
 
   std::size_t size() const;
   const std::vector<TensorSpec>& tensors() const;
 
-  // How they travel: a tensor stands for them in a message.
+  // In messages this object travels as a tensor. open() makes it from that tensor again, and throws
+  // kInvalidArgument for any other tensor.
   at::Tensor handle() const;
-  static Slots open(const at::Tensor& handle);  // kInvalidArgument
+  static Slots open(const at::Tensor& handle);
   void put_values(Message& to) const { to.add(handle()); }
   static Slots take_values(ValueReader& from) { return open(from.take<at::Tensor>()); }
 

@@ -17,7 +17,7 @@
 
 // Processes that run a function of this program.
 //
-//   void act(int index, const convoy::Slots& slots, double epsilon) { ... }
+//   void act(int index, const convoy::share::Slots& slots, double epsilon) { ... }
 //
 //   int main(int argc, char** argv) {
 //     convoy::start(argc, argv);                       // first: a spawned process ends in it
@@ -29,15 +29,15 @@
 // docs/reference/processes.md.
 namespace convoy {
 
-// Belongs at the top of main, in every program that spawns. In a spawned process it runs the
-// function and ends the process; in all others it returns at once.
+// Call it at the top of main, in every program that spawns. In a spawned process it runs the
+// function and exits. In all other processes it returns at once.
 void start(int argc, char** argv);
 
 struct ProcessOptions {
   int count = 1;
-  // Between SIGTERM and SIGKILL, when join() ends the others after a failure.
+  // Time between SIGTERM and SIGKILL when join() ends the others after a failure.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
-  // "NAME=value", in addition to ours and instead of those of ours with the same names.
+  // "NAME=value", added to this process's environment; replaces variables of the same name.
   std::vector<std::string> environment = {};
 };
 
@@ -47,20 +47,20 @@ struct ProcessFailure {
   int pid = 0;
   int exit_code = 0;      // 0 if a signal ended it
   int signal = 0;         // 0 if it exited
-  std::string exception;  // what it threw; empty if it ended otherwise
+  std::string exception;  // text of its exception; empty if it threw none
 
   // "process 1 (pid 123) was ended by signal 9 (SIGKILL)".
   std::string to_string() const;
 };
 
-// Processes that were spawned together. Movable. The destructor kills those that still run. Not
-// thread-safe.
+// Processes that were spawned together. Movable. Not thread-safe. The destructor kills those that
+// still run. Methods of an empty one throw kInvalidArgument; in a forked child, kUnsupported.
 //
-// If this process ends, for whatever reason, they are killed, with the processes that they have
-// started (except those in other process groups or sessions that were not spawned).
+// If this process ends, for whatever reason, they are killed with the processes that they started.
+// Processes in other process groups or sessions that were not spawned are not killed.
 class Processes {
  public:
-  Processes() = default;  // none
+  Processes() = default;  // empty
   Processes(Processes&&) noexcept;
   Processes& operator=(Processes&&) noexcept;
   ~Processes();
@@ -68,23 +68,27 @@ class Processes {
   std::size_t size() const;
   std::vector<int> pids() const;
 
-  // Waits until all have ended; false at the deadline, and then it may be called again. If one
-  // fails (it throws, exits with another code than 0, or a signal ends it), the others are
-  // terminated as by terminate(), and the first failure is thrown, each time: kRemote with the text
-  // of its exception, kPeerLost with its exit code or signal; failures() has the parts.
+  // Blocks until all have ended. Returns false at the deadline; it may be called again then. If one
+  // fails (throws, exits with a code other than 0, or is ended by a signal), the others are
+  // terminated as by terminate(). Then, and on each later call, the first failure is thrown:
+  // kRemote with the text of the exception, or kPeerLost with the exit code or signal. failures()
+  // has these in parts.
   bool join(const Deadline& deadline);
 
-  // Processes that have failed so far, by index, without those that we ended. Does not wait.
+  // Processes that have failed so far, by index, without those that this process ended. Does not
+  // wait.
   std::vector<ProcessFailure> failures();
-  // Starts one again, with the arguments of the beginning; kills it if it runs.
+  // Starts a process again, with the original arguments. Kills it if it still runs. Throws
+  // kInvalidArgument if there is no such process.
   void restart(int index);
-  // Restarts the failed processes; returns how they had failed.
+  // Restarts the failed processes. Returns their failures.
   std::vector<ProcessFailure> restart_failed();
 
-  // SIGTERM, and SIGKILL to what still runs after `grace`; all of them have ended then.
+  // Sends SIGTERM, and after `grace` SIGKILL to processes that still run. Blocks until all have
+  // ended.
   void terminate(std::chrono::milliseconds grace = std::chrono::seconds(5));
 
-  // To and from one of them, whose end is spawned()->parent. Another one after restart().
+  // A channel to a process; its other end there is spawned()->parent. restart() makes a new one.
   share::Channel channel(int index) const;
 
  private:
@@ -97,24 +101,26 @@ class Processes {
   std::unique_ptr<Impl> impl_;
 };
 
-// What a spawned process knows of itself.
+// What a spawned process knows about itself.
 struct Spawned {
   int index = 0;
   int count = 0;
   share::Message arguments;
   share::Channel parent;  // the other end of Processes::channel()
 };
-// nullptr in a process that was not spawned.
+// Returns nullptr in a process that was not spawned.
 const Spawned* spawned();
 
 // --- For other languages ----------------------------------------------------------------------
 
-// What spawn() does: runs a program `count` times, with one more argument, a ticket.
+// Runs a program `count` times, with one more argument: a ticket. spawn() uses it. Throws as
+// spawn().
 Processes start_processes(const std::vector<std::string>& program, const ProcessOptions& options,
                           const share::Message& arguments);
-// In the process: takes what it was given; once. From now on it ends with its parent.
+// In the started process: takes the arguments, once. From now on the process ends with its parent.
+// Throws kInvalidArgument for a bad ticket, or a second one.
 const Spawned& adopt_ticket(const std::string& ticket);
-// The exception that it is about to end by.
+// Tells the parent the exception that is about to end this process.
 void report_exception(const std::string& text);
 
 // ----------------------------------------------------------------------------------------------
@@ -146,10 +152,11 @@ struct Entry {
 
 }  // namespace detail
 
-// Starts processes that call Function(index, arguments...), index from 0. Arguments are converted
-// to the types of its parameters and are sent: tensors are shared, so that what one process writes
-// the others see. They may be what convoy/values.h knows. Throws as Channel::send;
-// kInvalidArgument in a program whose main has not called start(); kResource.
+// Starts processes that call Function(index, arguments...), with index from 0. Does not wait for
+// them. Arguments are converted to the parameters' types and sent; their types are those of
+// convoy/values.h. Tensors are shared: what one process writes, the others see. Throws
+// kInvalidArgument if main has not called start() or options are bad, kResource if a process cannot
+// be started; otherwise as Channel::send.
 template <auto Function, class... Arguments>
 [[nodiscard]] Processes spawn(const ProcessOptions& options, Arguments&&... arguments) {
   using Values = typename detail::Entry<Function>::Values;

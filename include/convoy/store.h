@@ -14,18 +14,17 @@
 namespace convoy {
 
 // The key-value store through which the processes of a job find each other. Keys and values are
-// bytes. Every method may be called from any thread; a call that waits does not hold up the calls
-// of other threads on the same object.
+// bytes. Thread-safe: a call that waits does not block calls of other threads on the same object.
 //
-// All methods throw Error: kTimeout at the deadline (the text names the missing keys), kPeerLost
-// when the server is gone, kResource when a limit of the server is hit (nothing was changed),
-// kInvalidArgument for a call that makes no sense, kUnsupported in a forked child of the process
-// that made the object. Methods without a Deadline only wait for the server's answer, at most
-// timeout(). A call that need not wait succeeds even if its deadline has passed.
+// All methods throw Error: kTimeout at the deadline (the text names the missing keys), kPeerLost if
+// the server is gone, kResource if a limit of the server is reached (nothing was changed),
+// kInvalidArgument for invalid arguments, kUnsupported in a forked child of the process that made
+// the object. Methods without a Deadline wait for the server's answer only, at most timeout(). A
+// call that need not wait succeeds even if its deadline has passed.
 class Store {
  public:
-  // A value and the number of its last change. The store numbers all its changes, so a key that is
-  // erased and set again never shows an old number.
+  // A value and the number of its last change. The store numbers all changes, so a key that is
+  // erased and set again never has an old number.
   struct Versioned {
     std::optional<std::string> value = std::nullopt;  // nullopt: the key does not exist
     std::uint64_t version = 0;                        // 0: the key does not exist
@@ -43,22 +42,21 @@ class Store {
   virtual void wait(std::span<const std::string> keys, const Deadline& deadline) = 0;
   // True if all keys exist.
   virtual bool check(std::span<const std::string> keys) = 0;
-  // Adds to a decimal number (0 if the key is missing) and returns the sum. kInvalidArgument if the
-  // value is no number.
+  // Adds to a decimal number (0 if the key is missing) and returns the sum. Throws kInvalidArgument
+  // if the value is not a number.
   virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
   // Appends to the value (empty if the key is missing).
   virtual void append(const std::string& key, std::string_view value) = 0;
-  // Sets `desired` if the key holds `expected`, or if it is missing and `expected` is empty.
-  // Returns what the key holds afterwards; `expected` itself if the key is missing and stays so.
+  // Sets the key to `desired` if it holds `expected`, or if it is missing and `expected` is empty.
+  // Returns the value afterwards; if the key is still missing, returns `expected`.
   virtual std::string compare_set(const std::string& key, std::string_view expected,
                                   std::string_view desired) = 0;
   // True if the key existed.
   virtual bool erase(const std::string& key) = 0;
   // The existing keys that begin with `prefix`, sorted.
   virtual std::vector<std::string> keys(const std::string& prefix) = 0;
-  // Waits until the key's version is another than `since` (0: until the key exists), then returns
-  // value and version: a loop of watches misses no last state, though it may skip states in
-  // between.
+  // Waits until the key's version differs from `since` (0: until the key exists). Returns value and
+  // version. A loop of watches always sees the last state, but may skip states in between.
   virtual Versioned watch(const std::string& key, std::uint64_t since,
                           const Deadline& deadline) = 0;
 
@@ -67,26 +65,27 @@ class Store {
 
   // get() within timeout().
   std::string get(const std::string& key) { return get(key, Deadline::after(timeout())); }
-  // Waits until `count` callers (this one included) have called barrier with this key. A key serves
-  // once; it makes the keys <key>/count, <key>/arrived and <key>/open. kInvalidArgument for one
-  // caller too many, and for all callers if they do not say the same `count`. If one caller's
-  // deadline passes, all get kTimeout, those who come later too: nobody passes alone.
+  // Blocks until `count` callers (this one included) have called barrier() with this key. A key can
+  // be used once; it makes the keys <key>/count, <key>/arrived and <key>/open. Throws
+  // kInvalidArgument for callers beyond `count`, and for all callers if their counts differ. If one
+  // caller's deadline passes, all callers get kTimeout, also those that come later: none passes
+  // alone.
   void barrier(const std::string& key, int count, const Deadline& deadline);
 };
 
 // A store inside this process, for ranks that are threads, and for tests.
 std::shared_ptr<Store> make_local_store();
 
-// The same store under another name space: every key gets `prefix` + "/" in front.
+// The same store with a name space: each key gets `prefix` + "/" in front.
 std::shared_ptr<Store> with_prefix(std::shared_ptr<Store> store, const std::string& prefix);
 
-// The store that `convoy run` serves to this rank, over the connection the rank inherited; the same
-// object at every call. nullptr in a process that `convoy run` did not start. Throws kPeerLost in a
-// process that has the environment of a rank but not its connection (a rank's child), and
-// kInvalidArgument while another process uses it.
+// The store that `convoy run` serves to this rank, over an inherited connection. Every call returns
+// the same object; nullptr in a process that `convoy run` did not start. Throws kPeerLost if the
+// process has a rank's environment but not its connection (a child of a rank), kInvalidArgument
+// while another process uses the connection. Thread-safe.
 std::shared_ptr<Store> launcher_store();
 
-// Connects to a server that listens on a Unix socket of this user.
+// Connects to a server on a Unix socket of this user. Blocks until the deadline at most.
 std::shared_ptr<Store> connect_store(const std::string& socket_path, const Deadline& deadline);
 
 }  // namespace convoy

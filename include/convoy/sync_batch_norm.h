@@ -15,32 +15,33 @@ namespace convoy {
 class NormGroup;  // opaque
 }
 
-// Batch normalisation over the batches of all ranks of a group: what one process would compute for
-// the whole batch, forward and backward.
+// Batch normalisation over the batches of all ranks of a group. The result is what one process
+// would compute for the whole batch, in forward and backward.
 //
 //   convoy::nn::SyncBatchNorm2d norm(64, world);
-//   convoy::nn::convert_sync_batchnorm(*net, world);   // or all of a model at once
+//   convoy::nn::convert_sync_batchnorm(*net, world);   // or all layers of a model at once
 //
 // Parameters, buffers and their names are those of torch::nn::BatchNorm: checkpoints fit both. In
-// training each forward is one small collective, and each backward another: all ranks run them in
-// the same order. Batches may have different sizes, also none. In eval mode nothing is
-// communicated. Without a group it is an ordinary batch normalisation. Where the model's gradients
-// are weighted (GradReduce::weighted), its backward weighs ranks in the same way: set the weights
-// before backward. A rank with inputs and weight 0 is kInvalidArgument.
+// training, forward and backward are one small collective each: all ranks must run them in the same
+// order. Batches may differ in size, and may be empty. eval mode does not communicate. Without a
+// group it is an ordinary batch normalisation. If the model's gradients are weighted
+// (GradReduce::weighted), backward weights the ranks in the same way: set the weights before
+// backward. Backward throws kInvalidArgument on a rank with inputs and weight 0. Not thread-safe.
 namespace convoy::nn {
 
 template <std::size_t D, class Derived>
 class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived> {
  public:
-  // Collective, if there is a group.
+  // Collective if there is a group.
   explicit SyncBatchNormImplBase(const torch::nn::BatchNormOptions& norm_options,
                                  const ProcessGroup& group = {});
 
-  // kInvalidArgument for other sizes than the layer's, and on all ranks if there is one value for a
-  // channel in all batches together. Half-precision inputs are normalised in single precision. Its
-  // backward cannot be differentiated again: kUnsupported.
+  // Blocks in training mode, and throws kPeerLost or kTimeout as collectives do. Throws
+  // kInvalidArgument if the sizes do not fit the layer, and on all ranks if all batches together
+  // have one value for a channel. Half-precision inputs are normalised in single precision. Double
+  // backward throws kUnsupported.
   at::Tensor forward(const at::Tensor& input);
-  // From the next forward on. Collective.
+  // Collective. Applies from the next forward on.
   void set_group(const ProcessGroup& group);
 
   void reset() override;
@@ -49,11 +50,11 @@ class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived> {
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::BatchNormOptions options;
-  at::Tensor weight, bias;                                    // undefined, if not affine
-  at::Tensor running_mean, running_var, num_batches_tracked;  // or if not tracked
+  at::Tensor weight, bias;                                    // undefined if not affine
+  at::Tensor running_mean, running_var, num_batches_tracked;  // undefined if not tracked
 
  protected:
-  // The tensors themselves are taken over.
+  // Uses the given tensors themselves, not copies.
   SyncBatchNormImplBase(const torch::nn::BatchNormOptions& norm_options,
                         const at::Tensor& its_weight, const at::Tensor& its_bias,
                         const at::Tensor& its_mean, const at::Tensor& its_var,
@@ -63,7 +64,7 @@ class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived> {
   double count_batch();
   void update_statistics(double factor, const at::Tensor& mean, const at::Tensor& variance);
 
-  std::shared_ptr<NormGroup> group_;  // one for all layers of a group
+  std::shared_ptr<NormGroup> group_;  // shared by all layers of a group
 };
 
 #define CONVOY_SYNC_BATCH_NORM(D)                                                              \
@@ -85,13 +86,14 @@ CONVOY_SYNC_BATCH_NORM(2);  // (N, C, H, W)
 CONVOY_SYNC_BATCH_NORM(3);  // (N, C, D, H, W)
 #undef CONVOY_SYNC_BATCH_NORM
 
-// Every BatchNorm1d, 2d and 3d below `module` becomes a SyncBatchNorm with the same tensors under
-// the same name, and every SyncBatchNorm gets the group. Returns how many these are. Collective.
+// Collective. Replaces every BatchNorm1d, 2d and 3d below `module` by a SyncBatchNorm with the same
+// tensors and name, and gives every SyncBatchNorm the group. Returns how many layers these are.
 //
-// What can be exchanged are the parts of a torch::nn::Sequential, and children that nobody holds
-// but their parent. A class that has a torch::nn::BatchNorm2d as a member would go on to use that:
-// kUnsupported, before anything is changed. Declare such members as SyncBatchNorm2d, which does
-// nothing special until it is converted.
+// It can replace children of a torch::nn::Sequential, and children that only their parent holds. A
+// class with a torch::nn::BatchNorm2d member would go on using that one, so this throws
+// kUnsupported before anything is changed. Declare such members as SyncBatchNorm2d: until it is
+// converted it is an ordinary batch normalisation. Throws kUnsupported if `module` is a BatchNorm
+// itself, kInvalidArgument for an empty group.
 std::size_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group);
 
 }  // namespace convoy::nn

@@ -13,9 +13,9 @@
 #include <variant>
 #include <vector>
 
-// Finds the tensors in what a module returns: tensors, vectors, arrays, maps, pairs, tuples,
-// variants, optionals and pointers of them, also nested, and types of your own that say where
-// theirs are:
+// Finds the tensors in the result of a module: tensors, vectors, arrays, maps, pairs, tuples,
+// variants, optionals and pointers of them, also nested, and your own types if they have this
+// function:
 //
 //   struct Result { torch::Tensor logits; std::optional<torch::Tensor> aux; int steps; };
 //   template <class F> void for_each_tensor(Result& r, F&& f) {
@@ -23,11 +23,11 @@
 //     convoy::for_each_tensor(r.aux, f);
 //   }
 //
-// beside the type, where argument-dependent lookup finds it. A type that nobody has described does
-// not compile: a tensor overlooked would be a gradient lost.
+// It must be in the namespace of the type, so that argument-dependent lookup finds it. A type
+// without one does not compile: a tensor that is overlooked would be a lost gradient.
 namespace convoy {
 
-namespace detail::lookup {  // sees functions beside the user's types, and none of ours
+namespace detail::lookup {  // finds functions in namespaces of user types, and none of ours
 
 void for_each_tensor() = delete;
 template <class T, class F>
@@ -55,15 +55,15 @@ concept Pointer = requires(T& t) {
   static_cast<bool>(t);
   *t;
 };
-// Known to hold none.
+// Types that hold no tensors.
 template <class T>
 concept Plain = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::same_as<T, std::string> ||
                 std::same_as<T, std::vector<bool>> || std::is_empty_v<T>;
 template <class T>
 inline constexpr bool kUndescribed = false;
 
-// True of types that hold the tensors in them by value, so that those of a copy are its own: what
-// ForEachTensor knows, without pointers and views.
+// True for types that hold their tensors by value, so that a copy has its own: all that
+// ForEachTensor knows, except pointers and views.
 template <class T>
 inline constexpr bool kOwnsItsTensors = false;
 struct NoTensors {
@@ -98,7 +98,7 @@ struct ForEachTensor {
     } else if constexpr (lookup::Described<T, F>) {
       lookup::call(value, function);
     } else if constexpr (Plain<Value>) {
-      // nothing in it
+      // holds no tensors
     } else if constexpr (requires { typename Value::mapped_type; }) {
       for (auto& entry : value) (*this)(entry.second, function);
     } else if constexpr (Range<Value>) {
@@ -123,7 +123,7 @@ struct ForEachTensor {
 // NOLINTNEXTLINE(readability-identifier-naming): it is called like a function
 inline constexpr detail::ForEachTensor for_each_tensor{};
 
-// The same as a list of pointers into `value`.
+// Returns these tensors as pointers into `value`.
 template <class T>
 std::vector<at::Tensor*> tensors_in(T& value) {
   std::vector<at::Tensor*> found;

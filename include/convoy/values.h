@@ -15,24 +15,25 @@
 #include "convoy/fields.h"
 #include "convoy/share.h"
 
-// C++ values as values of a message: what arguments and results of other processes are made of.
+// Converts C++ values to values of a message, and back. Arguments and results of other processes
+// are passed this way.
 //
-// Numbers, enumerators, std::string, Bytes, tensors (shared, not copied), what a message holds
-// already; vectors, maps, optionals, variants, pairs, arrays and tuples of them; objects that
-// several processes use (Queue, Published, Slots), which are the same object in the other process;
-// and types of your own that name their fields: convoy/fields.h.
+// These types can be passed: numbers, enumerators, std::string, Bytes, tensors (shared, not copied)
+// and the other values of a message; vectors, maps, optionals, variants, pairs, arrays and tuples
+// of them; shared objects (Queue, Published, Slots), which are the same object in the other
+// process; and your own types that name their fields (convoy/fields.h).
 namespace convoy::share {
 
 class ValueReader;
 
 namespace detail {
 
-// What a message can hold as it is.
+// Types that a message holds directly.
 template <class T, class V>
 inline constexpr bool kIsAlternative = false;
 template <class T, class... Kinds>
 inline constexpr bool kIsAlternative<T, std::variant<Kinds...>> = (std::same_as<T, Kinds> || ...);
-// Objects that are passed by their handle: Queue, Published.
+// Objects that are passed by handle: Queue, Published.
 template <class T>
 concept PassedByHandle = requires(const T& value, Message& to, ValueReader& from) {
   value.put_values(to);
@@ -42,7 +43,7 @@ template <class T>
 inline constexpr bool kHeld =
     std::same_as<T, Value> || kIsAlternative<T, Value> || PassedByHandle<T>;
 
-// A message as a sink of convoy/fields.h.
+// Adapts a message to a sink of convoy/fields.h.
 class MessageSink {
  public:
   template <class T>
@@ -59,7 +60,7 @@ class MessageSink {
     }
   }
   void add_text(std::string_view text) { to_.add(std::string(text)); }
-  void add_unsigned(std::uint64_t value);  // kInvalidArgument: it needs 64 bits
+  void add_unsigned(std::uint64_t value);  // throws kInvalidArgument if it needs 64 bits
 
  private:
   Message& to_;
@@ -67,15 +68,15 @@ class MessageSink {
 
 }  // namespace detail
 
-// Appends values to a message.
+// Appends values to a message. Throws kInvalidArgument for an unsigned number that does not fit.
 template <class... T>
 void put(Message& to, const T&... values) {
   detail::MessageSink sink(to);
   (convoy::detail::put_value(sink, values), ...);
 }
 
-// Takes values from a message, in order. kInvalidArgument where a value is of another kind or is
-// missing. Refers to the message. A source of convoy/fields.h.
+// Takes values from a message, in order. Throws kInvalidArgument if a value is missing or has
+// another type. Keeps a reference to the message. A source of convoy/fields.h. Not thread-safe.
 class ValueReader {
  public:
   template <class T>

@@ -15,12 +15,13 @@ class Work;
 
 namespace convoy {
 
-// An operation of a group that is under way. Its tensors belong to it until it is done. Copies are
-// the same operation; the last may go before it is done. Thread-safe.
+// An operation of a group that is under way. Its tensors must not be used until it is done. Copies
+// are the same operation. All copies may be destroyed before it is done. Thread-safe. With backend
+// "convoy" the methods throw kUnsupported in a forked child.
 class [[nodiscard]] Work {
  public:
   Work();  // done, with no result
-  // Of any backend's; nullptr: done.
+  // Wraps the Work of any backend. nullptr: done.
   explicit Work(c10::intrusive_ptr<c10d::Work> work);
   ~Work();
   Work(const Work&);
@@ -28,24 +29,25 @@ class [[nodiscard]] Work {
   Work& operator=(const Work&);
   Work& operator=(Work&&) noexcept;
 
-  // Blocks until it is done, at most until its own deadline, and rethrows its error. If it is its
-  // turn and nobody runs it yet, it runs right here.
+  // Blocks until it is done, at most until its own deadline, and rethrows its error. If the
+  // operation is next and no thread runs it yet, it runs on this thread.
   void wait() const;
-  // The same with a limit of the caller's: kTimeout if it passes first; the operation goes on.
+  // The same with a deadline of the caller: throws kTimeout if that passes first. The operation
+  // goes on.
   void wait(const Deadline& deadline) const;
-  // True when it has ended, well or not.
+  // True when it has ended, with or without an error.
   bool done() const;
-  // Its error; nullptr while it is under way, and after success.
+  // Its error. nullptr while it is under way and after success.
   std::exception_ptr error() const;
-  // The tensors that hold the result; kInvalidArgument before it is done.
+  // The tensors that hold the result. Throws kInvalidArgument before it is done.
   std::vector<at::Tensor> result() const;
-  // Who sent what was received.
+  // The rank that sent the received message; -1 for a default Work.
   int source() const;
-  // Calls `function` with the error or nullptr when it is done: at once if it already is, otherwise
-  // on the thread that finishes it, where it must neither throw nor wait for the group.
+  // Calls `function` with the error, or with nullptr, when it is done: at once if it already is,
+  // otherwise on the thread that finishes it. `function` must neither throw nor wait for the group.
   void then(std::function<void(std::exception_ptr)> function) const;
 
-  // The backend's own; nullptr for a default Work.
+  // The Work of the backend; nullptr for a default Work.
   const c10::intrusive_ptr<c10d::Work>& c10d() const { return work_; }
 
  private:

@@ -206,7 +206,7 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
   }
   if (gone.count() != 0) {
     fail(ErrorKind::kPeerLost, "all_gather of ", sorted.size(), " workers, ", options_.name, ": ",
-         gone.text(), gone.count() == 1 ? " is" : " are", " lost, or has left");
+         gone.text(), gone.count() == 1 ? " is lost or has left" : " are lost or have left");
   }
   if (in_time) fail(ErrorKind::kCancelled, "all_gather: ", options_.name, " was shut down");
   fail(ErrorKind::kTimeout, "all_gather of ", sorted.size(), " workers, ", options_.name,

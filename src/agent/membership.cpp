@@ -21,9 +21,17 @@ constexpr auto kLookAgain = std::chrono::milliseconds(10);
 
 std::string event_key(std::uint64_t version) { return concat("event/", version); }
 
-// Calls what a user wants to be called. What it throws ends nothing.
+}  // namespace
+
+// Calls what a user wants to be called, unless the session is over here. What it throws ends
+// nothing.
 template <class Listener, class... Arguments>
-void call_listener(const Listener& listener, const Arguments&... arguments) noexcept {
+void Membership::call_listener(const Listener& listener, const Arguments&... arguments) noexcept {
+  {
+    auto state = state_.lock();
+    if (state->silent) return;
+    ++state->calls;
+  }
   try {
     listener(arguments...);
   } catch (const std::exception& error) {
@@ -32,9 +40,9 @@ void call_listener(const Listener& listener, const Arguments&... arguments) noex
     log_error(
         "rpc: a callback for changes of workers threw something that is not a std::exception");
   }
+  --state_.lock()->calls;
+  state_.notify();
 }
-
-}  // namespace
 
 std::shared_ptr<Membership> Membership::make(Agent& agent) {
   std::shared_ptr<Membership> made(new Membership(agent));
@@ -322,7 +330,7 @@ void Membership::gone(const Worker& worker, const std::string& why) noexcept try
     }
   }
   for (OnLost& listener : listeners) {
-    agent_.post([listener = std::move(listener), worker, error] {
+    agent_.post([this, listener = std::move(listener), worker, error] {
       call_listener(listener, worker, error);
     });
   }
@@ -414,7 +422,26 @@ void Membership::on_lost(WorkerId worker, OnLost listener) {
               concat(who.name, known.gone == Kind::kLeft ? " has left the session" : " is lost")));
   }
   agent_.post(
-      [listener = std::move(listener), who, error] { call_listener(listener, who, error); });
+      [this, listener = std::move(listener), who, error] { call_listener(listener, who, error); });
+}
+
+void Membership::closed() noexcept {
+  std::vector<OnChange> listeners;  // what they hold goes without the lock
+  std::vector<std::pair<WorkerId, OnLost>> lost_listeners;
+  auto state = state_.lock();
+  state->silent = true;
+  state->untold.clear();
+  listeners.swap(state->listeners);
+  lost_listeners.swap(state->lost_listeners);
+  state.unlock();
+}
+
+void Membership::wait_for_callbacks(const Deadline& deadline) {
+  if (agent_.in_own_thread()) return;
+  auto state = state_.lock();
+  if (state.wait(deadline, [&] { return state->calls == 0; })) return;
+  log_warn("rpc, ", agent_.name(),
+           ": the session has ended, but a callback for changes of workers still runs");
 }
 
 }  // namespace convoy::agent

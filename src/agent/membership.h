@@ -66,6 +66,9 @@ class Membership final : public Companion {
   View on_change(OnChange listener);
   // Called once, when the worker has left or failed; soon, if it has already.
   void on_lost(WorkerId worker, OnLost listener);
+  // Once the agent has ended no callback begins. Waits until none runs, except on the agent's own
+  // threads: one of them may be running such a callback.
+  void wait_for_callbacks(const Deadline& deadline);
 
   // kTimeout; kCancelled if the agent is shut down.
   Worker wait_for(const std::string& name, const Deadline& deadline);
@@ -93,6 +96,8 @@ class Membership final : public Companion {
     std::vector<std::pair<WorkerId, OnLost>> lost_listeners;
     std::deque<View> untold;  // views that listeners have not seen
     bool telling = false;     // somebody does
+    bool silent = false;      // the session is over: nobody is told any more
+    int calls = 0;            // of users' callbacks, that run
   };
 
   static std::string encode(const Event& event);
@@ -127,6 +132,8 @@ class Membership final : public Companion {
   void hear(std::span<const std::byte> body);
   void publish(State& state, View view);
   void tell_listeners();
+  template <class Listener, class... Arguments>
+  void call_listener(const Listener& listener, const Arguments&... arguments) noexcept;
 
   explicit Membership(Agent& agent) : agent_(agent) {}
   // Companion.
@@ -135,7 +142,7 @@ class Membership final : public Companion {
   std::uint64_t activity() override { return 0; }
   std::vector<std::string> under_way() override { return {}; }
   void finish() override {}
-  void closed() noexcept override {}
+  void closed() noexcept override;
 
   Agent& agent_;
   Place place_;

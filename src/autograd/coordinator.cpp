@@ -120,6 +120,7 @@ void Coordinator::run_after_discovery(const std::vector<torch::autograd::Edge>& 
   if (early) {
     pass_->run({}, {});
   } else {
+    // NOLINTNEXTLINE(bugprone-use-after-move): they went only if it has run early
     pass_->run(roots, std::move(gradients));
   }
 }

@@ -102,7 +102,11 @@ GatedRun::GatedRun(Host& host, const Walk& walk, std::size_t first_leaf)
       leaves_(walk.leaves().begin() + static_cast<std::ptrdiff_t>(first_leaf),
               walk.leaves().end()) {
   for (const auto& [node, reached] : walk.reached()) {
-    if (!as_recv(*node)) captured_.push_back(reached);
+    if (as_recv(*node)) {
+      recvs_.push_back(reached.node);
+    } else {
+      captured_.push_back(reached);
+    }
   }
 }
 
@@ -110,17 +114,27 @@ void GatedRun::add_gates(const Walk& walk) { add_gates(walk, nullptr); }
 
 void GatedRun::add_gates(const Walk& walk,
                          const std::function<std::uint64_t(const SentMessage&)>& sequence_nr) {
+  in_order_ = sequence_nr != nullptr;
   for (const auto& [message, send] : walk.sends()) {
     ag::edge_list edges = send.sent->edges;
     for (std::size_t i = 0; i < edges.size(); ++i) {
       if (!send.tensors[i]) edges[i] = {};
     }
-    edges_.emplace_back(
-        c10::make_intrusive<GateNode>(std::move(edges), sequence_nr ? sequence_nr(*send.sent) : 0,
-                                      sequence_nr ? message : 0),
-        0);
-    inputs_.push_back(nothing());
+    gates_.push_back({&send, ag::Edge(c10::make_intrusive<GateNode>(
+                                          std::move(edges), in_order_ ? sequence_nr(*send.sent) : 0,
+                                          in_order_ ? message : 0),
+                                      0)});
   }
+}
+
+GatedRun::Taken GatedRun::take(Host::Arrived&& arrived) {
+  Taken taken{arrived.send->sent->edges, std::move(arrived.gradients)};
+  for (std::size_t i = 0; i < taken.edges.size(); ++i) {
+    if (arrived.send->tensors[i]) continue;
+    taken.edges[i] = {};
+    taken.gradients[i].reset();
+  }
+  return taken;
 }
 
 GatedRun& GatedRun::current() {
@@ -132,29 +146,39 @@ GatedRun& GatedRun::current() {
   return *run_here;
 }
 
+// The engine has one root, which it runs without making one of its own. Where nothing else begins
+// the run, the gradients of the first message come in by it, and that message has no gate.
 void GatedRun::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gradients,
                    bool retain) {
-  ag::edge_list edges{ag::Edge(c10::make_intrusive<EntryNode>(), 0)};
-  ag::variable_list inputs{nothing()};
-  ag::edge_list outputs{ag::Edge(end_node(), 0)};
-  edges.reserve(1 + roots.size() + edges_.size());
-  inputs.reserve(1 + roots.size() + edges_.size());
-  outputs.reserve(1 + leaves_.size());
-  edges.insert(edges.end(), roots.begin(), roots.end());
-  inputs.insert(inputs.end(), std::make_move_iterator(gradients.begin()),
-                std::make_move_iterator(gradients.end()));
-  edges.insert(edges.end(), std::make_move_iterator(edges_.begin()),
-               std::make_move_iterator(edges_.end()));
-  inputs.insert(inputs.end(), inputs_.begin(), inputs_.end());
-  edges_.clear();
+  Taken entry{{roots.begin(), roots.end()}, {gradients.begin(), gradients.end()}};
+  const Walk::ActiveSend* came = nullptr;
+  if (roots.empty() && !in_order_ && !gates_.empty()) {
+    Host::Arrived first = host_.next_gradient(0);
+    came = first.send;
+    entry = take(std::move(first));
+  }
+  for (Gate& gate : gates_) {
+    if (gate.send != came) entry.edges.push_back(std::move(gate.edge));
+  }
+  gates_.clear();
+  ag::edge_list outputs;
+  outputs.reserve(leaves_.size() + recvs_.size());
   for (const auto& leaf : leaves_) outputs.emplace_back(leaf, 0);
+  for (const auto& recv : recvs_) outputs.emplace_back(recv, 0);
   for (const auto& each : captured_) {
     for (std::size_t i = 0; i < each.tensors.size(); ++i) {
       if (each.tensors[i]) outputs.emplace_back(each.node, static_cast<std::uint32_t>(i));
     }
   }
+  if (outputs.empty()) {
+    entry.edges.emplace_back(end_node(), 0);
+    outputs.emplace_back(end_node(), 0);
+  }
+  entry.gradients.resize(entry.edges.size());
+  const ag::edge_list edges{ag::Edge(
+      c10::make_intrusive<EntryNode>(std::move(entry.edges), std::move(entry.gradients)), 0)};
   const Watch watch(*this);
-  ag::Engine::get_default_engine().execute(edges, inputs, retain, /*create_graph=*/false,
+  ag::Engine::get_default_engine().execute(edges, {nothing()}, retain, /*create_graph=*/false,
                                            /*accumulate_grad=*/false, outputs);
 }
 
@@ -178,6 +202,12 @@ void GatedRun::begin() {
     }
     // It leads nowhere, but is run as in any backward pass.
     if (leaf) info.captures_.reset();
+    info.needed_ = true;
+  }
+  // They are run, not captured.
+  for (const auto& recv : recvs_) {
+    ag::GraphTask::ExecInfo& info = infos.at(recv.get());
+    info.captures_.reset();
     info.needed_ = true;
   }
   for (const auto& each : captured_) {

@@ -61,6 +61,11 @@ class GatedRun {
 
   // --- for nodes ---
 
+  struct Taken {
+    torch::autograd::edge_list edges;  // none for tensors that do not take part
+    torch::autograd::variable_list gradients;
+  };
+  static Taken take(Host::Arrived&& arrived);
   static GatedRun& current();   // kInvalidArgument: the engine was not started here
   static void begin_current();  // the engine has
   Host& host() { return host_; }
@@ -74,11 +79,17 @@ class GatedRun {
 
   void begin();
 
+  struct Gate {
+    const Walk::ActiveSend* send;
+    torch::autograd::Edge edge;
+  };
+
   Host& host_;
-  torch::autograd::edge_list edges_;
-  torch::autograd::variable_list inputs_;
+  std::vector<Gate> gates_;
+  bool in_order_ = false;  // each gate waits for its own message
   std::vector<c10::intrusive_ptr<torch::autograd::Node>> leaves_;
-  // Nodes of others that stand for messages: they are not run.
+  // Our nodes that stand for messages, and those of others, which are not run.
+  std::vector<c10::intrusive_ptr<torch::autograd::Node>> recvs_;
   std::vector<Walk::Reached> captured_;
   int task_ = -1;
 };

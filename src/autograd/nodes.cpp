@@ -51,28 +51,23 @@ variable_list RecvNode::apply(variable_list&& gradients) {
 
 GateNode::GateNode(edge_list&& edges, std::uint64_t sequence_nr, std::uint64_t message)
     : Node(sequence_nr, std::move(edges)), message_(message) {
-  add_input_metadata(nothing());
+  add_input_metadata(undefined_input{});
 }
 
 variable_list GateNode::apply(variable_list&&) {
-  GatedRun::Host::Arrived arrived = GatedRun::current().host().next_gradient(message_);
-  edge_list edges = arrived.send->sent->edges;
-  for (std::size_t i = 0; i < edges.size(); ++i) {
-    if (arrived.send->tensors[i]) continue;
-    edges[i] = {};
-    arrived.gradients[i].reset();
-  }
+  auto [edges, gradients] = GatedRun::take(GatedRun::current().host().next_gradient(message_));
   next_edges() = std::move(edges);
-  return std::move(arrived.gradients);
+  return std::move(gradients);
 }
 
-EntryNode::EntryNode() : Node(/*sequence_nr=*/UINT64_MAX, end_edge()) {
+EntryNode::EntryNode(edge_list&& edges, variable_list&& gradients)
+    : Node(/*sequence_nr=*/UINT64_MAX, std::move(edges)), gradients_(std::move(gradients)) {
   add_input_metadata(nothing());
 }
 
 variable_list EntryNode::apply(variable_list&&) {
   GatedRun::begin_current();
-  return {at::Tensor()};
+  return std::move(gradients_);
 }
 
 }  // namespace convoy::autograd::detail

@@ -12,8 +12,8 @@
 // The nodes that stand for other workers in a graph of libtorch's.
 namespace convoy::autograd::detail {
 
-// Behind every recv node, and behind the first node of a pass: something that is wanted, so that
-// the engine runs what leads to it. One for the process.
+// Behind every recv node, and behind the first node of a run that leads to nothing else. One for
+// the process.
 const c10::intrusive_ptr<torch::autograd::Node>& end_node();
 
 // Where tensors of a message come from: its gradients go back to the sender.
@@ -49,15 +49,19 @@ class GateNode final : public torch::autograd::Node {
   const std::uint64_t message_;  // 0: any
 };
 
-// Runs before all others: tells the engine what to do with what arrives at leaves.
+// The root of a run: tells the engine what to do with what arrives at leaves, and gives each of its
+// edges a gradient.
 class EntryNode final : public torch::autograd::Node {
  public:
-  EntryNode();
+  EntryNode(torch::autograd::edge_list&& edges, torch::autograd::variable_list&& gradients);
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override;
   std::string name() const override { return "convoy::Entry"; }
+
+ private:
+  torch::autograd::variable_list gradients_;
 };
 
-// What gates and entries are fed with.
+// What an entry is fed with.
 const at::Tensor& nothing();
 
 }  // namespace convoy::autograd::detail

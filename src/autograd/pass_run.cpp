@@ -178,8 +178,10 @@ void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gra
     const std::scoped_lock lock(mutex_);
     state_ = State::kRunning;
     needed = needed || !walk_.sends().empty();
+    // The first gradients come in by the entry, where nothing else does.
+    const bool by_entry = roots.empty() && !deterministic_ && !walk_.sends().empty();
     nodes_left_ = 1 + walk_.nodes().size() - walk_.leaves().size() + walk_.reached().size() +
-                  walk_.sends().size();
+                  walk_.sends().size() - (by_entry ? 1 : 0);
     engine.emplace(*this, walk_, first_leaf_);
     if (deterministic_) {
       if (!ordered_) ordered_.emplace(context_);

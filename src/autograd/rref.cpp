@@ -36,7 +36,7 @@ void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context,
   options.timeout = std::chrono::milliseconds(sent.timeout);
   options.optimizers = sent.optimizers;
   // The value first: the call that makes it also makes the context here, and may still be running.
-  const at::Tensor value = root.local_value();
+  const at::Tensor& value = root.local_value();
   find(rpc::current().session(), context).backward({value}, options);
 }
 CONVOY_RPC(backward_of_reference);

@@ -15,7 +15,7 @@ std::string in_quotes(std::string_view text, std::size_t longest) {
       result += kDigits[byte & 15];
     }
   }
-  result += "'";
+  result += '\'';
   if (text.size() > longest) result += concat("... (", text.size(), " bytes)");
   return result;
 }

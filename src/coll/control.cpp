@@ -53,7 +53,7 @@ std::string Signature::to_string() const {
   if (op == OpKind::kBarrier || op == OpKind::kMonitoredBarrier) {
     return text + (tag != 0 ? concat("(tag ", tag, ")") : "()");
   }
-  text += "(";
+  text += '(';
   if (!has_table(op)) text += concat(count, " x ");
   text += coll::to_string(type);
   if (pieces > 1) text += concat(" in ", pieces, " pieces");

@@ -93,7 +93,7 @@ std::vector<at::Tensor> GradBucket::gradients() const {
   return made;
 }
 
-GradBucket GradBucket::with(at::Tensor buffer) const {
+GradBucket GradBucket::with(const at::Tensor& buffer) const {
   if (!buffer.defined() || buffer.numel() != buffer_.numel() || !buffer.is_contiguous()) {
     fail(ErrorKind::kInvalidArgument, "GradBucket::with: bucket ", index_, " needs a contiguous ",
          "tensor of ", buffer_.numel(), " elements");

@@ -197,6 +197,7 @@ std::vector<JoinContext::Record> JoinContext::meet(const Record& mine) {
   for (auto other = first; other != all.end(); ++other) {
     if (other->state != State::kLive) continue;
     if (other->call == first->call && other->detail == first->detail) continue;
+    // NOLINTNEXTLINE(bugprone-std-exception-baseclass): see JoinStepFailed
     if (mine.state != State::kLive) throw JoinStepFailed();
     fail(ErrorKind::kInvalidArgument, head(), "ranks are out of step: rank ", first - all.begin(),
          " begins ", name_of(first->call), ", rank ", other - all.begin(), " ",

@@ -12,7 +12,8 @@
 
 namespace convoy {
 
-// A step that failed on all ranks alike: those that have no more inputs wait for the next one.
+// A step that failed on all ranks alike: those that have no more inputs wait for the next one. Not
+// a std::exception, so that no handler of the user's catches it.
 struct JoinStepFailed {};
 
 // What live ranks announce. All that ranks without inputs do is to answer such calls.

@@ -30,6 +30,7 @@ void add_statistics(const Module& part, std::vector<at::Tensor>& found) {
 }
 
 // Reaches the parameters of modules without copying their names.
+// NOLINTNEXTLINE(bugprone-incorrect-enable-shared-from-this): it is never made
 class ParameterWalk : private Module {
  public:
   // True if those of `part`, and of the modules in it, come next.

@@ -74,7 +74,7 @@ void ReducerInJoin::shadow(const JoinStep& step) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kRemote && error.kind() != ErrorKind::kInvalidArgument) throw;
     log_warn("while this rank has no inputs: ", error.what());
-    throw JoinStepFailed();
+    throw JoinStepFailed();  // NOLINT(bugprone-std-exception-baseclass)
   }
 }
 

@@ -293,14 +293,17 @@ void Session::barrier(const std::vector<std::string>& names, const Timeout& limi
 void Session::shutdown(const ShutdownOptions& options) const {
   impl_->agent().require_home();
   if (impl_->agent().is_shut_down()) return;
+  const Deadline deadline = deadline_of(checked("timeout", options.timeout));
   if (options.graceful) {
     impl_->membership().check_leave();
-    impl_->agent().shutdown(deadline_of(checked("timeout", options.timeout)));
+    impl_->agent().shutdown(deadline);
+    impl_->membership().wait_for_callbacks(deadline);
     impl_->membership().leave();
     return;
   }
   const auto leaks = options.ignore_leaks ? std::vector<std::string>() : impl_->refs().leaks();
   impl_->agent().abort();
+  impl_->membership().wait_for_callbacks(deadline);
   impl_->membership().leave();
   if (leaks.empty()) return;
   std::string text;

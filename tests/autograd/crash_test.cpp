@@ -1,6 +1,7 @@
 // Roots that die in a pass, at every point of what they say to one of the others; others, too.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <optional>
 #include <vector>

@@ -1,4 +1,5 @@
 // Passes that fail, are late, or whose workers or contexts go.
+#include <gmock/gmock.h>
 #include <signal.h>
 
 #include <atomic>
@@ -88,8 +89,8 @@ CONVOY_RPC(around);
 
 namespace {
 
-void run_root(int n, const std::function<void(Session&)>& function,
-              const rpc::SessionOptions& more = {}) {
+void run_faulty(int n, const std::function<void(Session&)>& function,
+                const rpc::SessionOptions& more = {}) {
   begun().set(false);
   released().set(false);
   slow_nodes = 0;
@@ -99,7 +100,7 @@ at::Tensor leaf() { return test::leaf(1, {3}); }
 
 // The node that runs goes on to its end; those behind it are not run any more.
 TEST(AutogradFaultTest, AFailureStopsOthersBetweenNodes) {
-  run_root(3, [](Session& session) {
+  run_faulty(3, [](Session& session) {
     const auto x = leaf();
     const Context context(session);
     const auto slow = session.rpc_sync<slow_chain>("worker1", x, 50);
@@ -117,7 +118,7 @@ TEST(AutogradFaultTest, AFailureStopsOthersBetweenNodes) {
 }
 
 TEST(AutogradFaultTest, ADeadlineNamesWhoIsWaitedFor) {
-  run_root(3, [](Session& session) {
+  run_faulty(3, [](Session& session) {
     const auto x = leaf();
     const Context context(session);
     const auto y =
@@ -138,7 +139,7 @@ TEST(AutogradFaultTest, ADeadlineNamesWhoIsWaitedFor) {
 
 // Its own deadline counts, not that of calls.
 TEST(AutogradFaultTest, APassMayTakeLongerThanCalls) {
-  run_root(2, [](Session& session) {
+  run_faulty(2, [](Session& session) {
     const auto x = leaf();
     const Context context(session);
     const auto y = session.rpc_sync<slow_chain>("worker1", x, 1);
@@ -156,7 +157,7 @@ TEST(AutogradFaultTest, APassMayTakeLongerThanCalls) {
 }
 
 TEST(AutogradFaultTest, ReleasedDuringAPass) {
-  run_root(2, [](Session& session) {
+  run_faulty(2, [](Session& session) {
     const auto x = leaf();
     std::thread other;
     {
@@ -175,7 +176,7 @@ TEST(AutogradFaultTest, ReleasedDuringAPass) {
 
 // A call that arrives, or answers, after the end of its context does not bring it back.
 TEST(AutogradFaultTest, LateCallsMakeNoContexts) {
-  run_root(3, [](Session& session) {
+  run_faulty(3, [](Session& session) {
     const auto x = leaf();
     rpc::Future<at::Tensor> future;
     {
@@ -200,7 +201,7 @@ TEST(AutogradFaultTest, TheFlightRecordTellsOfPasses) {
     const auto& recorder = flight::Recorder::instance();
     return std::vector{flight::read(*recorder.ring(), recorder.bytes()).value()};
   };
-  run_root(3, [&](Session& session) {
+  run_faulty(3, [&](Session& session) {
     const auto x = leaf();
     const Context context(session);
     const auto y = session.rpc_sync<slow_behind>("worker1", "worker2", x);
@@ -283,7 +284,7 @@ TEST(AutogradFaultTest, AWorkerThatLeavesEndsAPass) {
 TEST(AutogradFaultTest, MoreGradientsThanCalls) {
   rpc::SessionOptions options;
   options.most_calls = 4;
-  run_root(
+  run_faulty(
       2,
       [](Session& session) {
         const auto x = leaf();
@@ -300,7 +301,7 @@ TEST(AutogradFaultTest, MoreGradientsThanCalls) {
 TEST(AutogradFaultTest, MoreBytesOfGradientsThanCallsMayHave) {
   rpc::SessionOptions options;
   options.most_bytes = 4 << 20;
-  run_root(
+  run_faulty(
       2,
       [](Session& session) {
         const auto x = torch::ones({600'000}).requires_grad_(true);
@@ -317,7 +318,7 @@ TEST(AutogradFaultTest, MoreBytesOfGradientsThanCallsMayHave) {
 
 // Passes of one root do not end each other.
 TEST(AutogradFaultTest, ManyPassesAtOnce) {
-  run_root(2, [](Session& session) {
+  run_faulty(2, [](Session& session) {
     std::vector<std::thread> threads;
     for (int thread = 0; thread < 4; ++thread) {
       threads.emplace_back([&session] {
@@ -343,7 +344,7 @@ TEST(AutogradFaultTest, OthersCannotFillTablesHere) {
   for (std::uint64_t i = 0; i < 200'000; ++i) ended.add(2 * i);
   EXPECT_LE(ended.numbers.size(), detail::EndedNumbers::kMost);
   EXPECT_TRUE(ended.contains(2 * 199'999));
-  run_root(2, [](Session& session) {
+  run_faulty(2, [](Session& session) {
     detail::Registry& registry = detail::Registry::of(session);
     std::uint64_t made = 0;
     expect_error(ErrorKind::kResource, "contexts", [&] {
@@ -358,7 +359,7 @@ TEST(AutogradFaultTest, OthersCannotFillTablesHere) {
 }
 
 TEST(AutogradFaultTest, OnlyItsRootEndsAPass) {
-  run_root(2, [](Session& session) {
+  run_faulty(2, [](Session& session) {
     const auto x = leaf();
     const Context context(session);
     const auto y = session.rpc_sync<square>("worker1", x);

@@ -1,8 +1,9 @@
 // One worker's part of a graph across workers, without a session: lineages, plans, gates, order.
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
+#include <torch/autograd.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <deque>
 #include <unordered_map>

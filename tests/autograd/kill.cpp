@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <atomic>

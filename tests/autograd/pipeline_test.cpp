@@ -1,4 +1,5 @@
 // Pipelines: schedules, gradients beside one process, failures, deaths.
+#include <gmock/gmock.h>
 #include <signal.h>
 #include <torch/torch.h>
 
@@ -9,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "base/concat.h"
+#include "base/guarded.h"
 #include "convoy/autograd.h"
 #include "convoy/pipeline.h"
 #include "pipeline/schedule.h"
+#include "support/eventually.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -59,7 +63,7 @@ Tensors gradients_of(PipelineStage& stage) {
 }
 CONVOY_RPC(gradients_of);
 void clear_gradients_of(PipelineStage& stage) {
-  for (at::Tensor parameter : stage.parameters()) parameter.mutable_grad().reset();
+  for (const at::Tensor& parameter : stage.parameters()) parameter.mutable_grad().reset();
 }
 CONVOY_RPC(clear_gradients_of);
 Tensors context_gradients_of(PipelineStage& stage) {
@@ -107,9 +111,18 @@ std::function<void()>& on_stop() {
   static std::function<void()> one;
   return one;
 }
-std::optional<PipelineStage>& stage_here() {
-  static std::optional<PipelineStage> one;
+Guarded<std::optional<PipelineStage>>& stage_here() {
+  static Guarded<std::optional<PipelineStage>> one;
   return one;
+}
+// This worker's, once it knows of an error.
+PipelineStage failed_stage() {
+  const auto failed = [] {
+    const auto stage = *stage_here().lock();
+    return stage && !stage->last_error().empty();
+  };
+  EXPECT_TRUE(convoy::test::eventually(failed));
+  return stage_here().lock()->value();
 }
 struct Stopping : torch::autograd::Function<Stopping> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
@@ -128,17 +141,19 @@ struct Stopping : torch::autograd::Function<Stopping> {
 };
 PipelineStage make_stopping(int index, bool in_backward) {
   auto net = make_net(index);
-  stage_here().emplace(
+  const PipelineStage stage(
       [net, in_backward](const at::Tensor& x) mutable {
         return Stopping::apply(net->forward(x), in_backward);
       },
       net->parameters());
-  return *stage_here();
+  *stage_here().lock() = stage;
+  return stage;
 }
 CONVOY_RPC(make_stopping);
 PipelineStage make_known(int index, bool last) {
-  stage_here() = make_stage(index, last);
-  return *stage_here();
+  const auto stage = make_stage(index, last);
+  *stage_here().lock() = stage;
+  return stage;
 }
 CONVOY_RPC(make_known);
 
@@ -372,7 +387,7 @@ TEST(PipelineTest, AFailureIsToldToAll) {
           EXPECT_EQ(error.worker(), "worker1");
           EXPECT_THAT(error.what(), HasSubstr("pipeline, stage 1 of 3 (worker1): "));
           EXPECT_THAT(error.what(),
-                      HasSubstr(what + " of micro-batch 2: " + what + " is troubled"));
+                      HasSubstr(concat(what, " of micro-batch 2: ", what, " is troubled")));
         }
         for (const auto& stage : stages) {
           // A stage hears of it soon, but not before we do.
@@ -396,7 +411,7 @@ TEST(PipelineTest, AFailureIsToldToAll) {
 TEST(PipelineTest, BadArguments) {
   run_root(2, [](Session& session) {
     const auto stages = make_stages(session);
-    const auto kInvalid = ErrorKind::kInvalidArgument;
+    constexpr auto kInvalid = ErrorKind::kInvalidArgument;
     expect_error(kInvalid, "no stages", [&] { Pipeline(session, {}); });
     expect_error(kInvalid, "an empty reference", [&] { Pipeline(session, {stages[0], {}}); });
     expect_error(kInvalid, "got 0", [&] { Pipeline(session, stages, {.micro_batches = 0}); });
@@ -439,18 +454,15 @@ void kill_a_stage(PipelineSchedule schedule, bool in_backward) {
     }
     if (r.id() != 1) {
       r.wait_for("look");
-      const auto deadline = Deadline::after(60s);
-      while ((!stage_here() || stage_here()->last_error().empty()) && !deadline.expired()) {
-        std::this_thread::yield();
-      }
-      EXPECT_THAT(stage_here()->last_error(), HasSubstr("worker1"));
-      for (const auto& parameter : stage_here()->parameters()) {
+      const PipelineStage stage = failed_stage();
+      EXPECT_THAT(stage.last_error(), HasSubstr("worker1"));
+      for (const auto& parameter : stage.parameters()) {
         EXPECT_FALSE(parameter.grad().defined());
       }
       r.mark("told");
     }
     r.wait_for("end");
-    stage_here().reset();
+    stage_here().lock()->reset();
     session.shutdown({.graceful = false, .ignore_leaks = true});
   });
   group.wait_mark("stopped", 1);
@@ -480,15 +492,11 @@ TEST(PipelineTest, TheDriverDies) {
       EXPECT_ANY_THROW(Pipeline(session, stages).step(batch(8, 1), batch(8, 2)));
     } else {
       r.wait_for("look");
-      const auto deadline = Deadline::after(60s);
-      while ((!stage_here() || stage_here()->last_error().empty()) && !deadline.expired()) {
-        std::this_thread::yield();
-      }
-      EXPECT_THAT(stage_here()->last_error(), HasSubstr("the worker that runs it is gone"));
+      EXPECT_THAT(failed_stage().last_error(), HasSubstr("the worker that runs it is gone"));
       r.mark("told");
     }
     r.wait_for("end");
-    stage_here().reset();
+    stage_here().lock()->reset();
     session.shutdown({.graceful = false, .ignore_leaks = true});
   });
   group.wait_mark("stopped", 1);

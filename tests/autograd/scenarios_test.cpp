@@ -113,7 +113,7 @@ CONVOY_RPC(failing);
 namespace {
 
 // Each worker has its parameter before any begins.
-void run_root(int n, const std::function<void(Session&)>& function) {
+void run_weighted(int n, const std::function<void(Session&)>& function) {
   for (int rank = 0; rank < n; ++rank) weight(rank);
   test::run_root(n, function);
 }
@@ -130,7 +130,7 @@ void expect_unanswered(const ContextRef& context, const at::Tensor& loss,
 // --- Section 3.8: SMART succeeds; FAST fails by name, or finishes with zeros ---------------------
 
 TEST(SmartTest, S01UnusedResult) {  // test_backward_unused_send_function
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto t1 = random_leaf();
     const auto t2 = random_leaf();
     const Context context(session);
@@ -147,7 +147,7 @@ TEST(SmartTest, S01UnusedResult) {  // test_backward_unused_send_function
 }
 
 TEST(SmartTest, S02LogCall) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto x = random_leaf();
     const auto w = random_leaf();
     const Context context(session);
@@ -163,7 +163,7 @@ TEST(SmartTest, S02LogCall) {
 }
 
 TEST(SmartTest, S03DetachedReply) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto x = random_leaf();
     const auto w = random_leaf();
     const auto y = random_leaf();
@@ -178,7 +178,7 @@ TEST(SmartTest, S03DetachedReply) {
 }
 
 TEST(SmartTest, S04FailedCallWithFallback) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto x = random_leaf();
     const auto w = random_leaf();
     const Context context(session);
@@ -193,7 +193,7 @@ TEST(SmartTest, S04FailedCallWithFallback) {
 }
 
 TEST(SmartTest, S05TimedOutCallRepeated) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto x = random_leaf();
     const auto w = random_leaf();
     gate().set(false);
@@ -210,7 +210,7 @@ TEST(SmartTest, S05TimedOutCallRepeated) {
 }
 
 TEST(SmartTest, S06TwoLossesOneContext) {
-  run_root(3, [](Session& session) {
+  run_weighted(3, [](Session& session) {
     const auto t1 = leaf();
     const auto t2 = leaf();
     const Context context(session);
@@ -228,7 +228,7 @@ TEST(SmartTest, S06TwoLossesOneContext) {
 }
 
 TEST(SmartTest, S07MixtureOfExperts) {
-  run_root(3, [](Session& session) {
+  run_weighted(3, [](Session& session) {
     const auto x = random_leaf();
     const Context context(session);
     const auto of_b = session.rpc_sync<expert>("worker1", x);
@@ -245,7 +245,7 @@ TEST(SmartTest, S07MixtureOfExperts) {
 }
 
 TEST(SmartTest, S08NestedCallDiscarded) {
-  run_root(3, [](Session& session) {
+  run_weighted(3, [](Session& session) {
     const auto x = leaf();
     const Context context(session);
     const auto loss = session.rpc_sync<drops_nested>("worker1", x).sum();
@@ -258,7 +258,7 @@ TEST(SmartTest, S08NestedCallDiscarded) {
 }
 
 TEST(SmartTest, S09CycleWithDeadBranch) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto x = random_leaf();
     {
       const Context context(session);
@@ -277,7 +277,7 @@ TEST(SmartTest, S09CycleWithDeadBranch) {
 }
 
 TEST(SmartTest, S10FetchedTwice) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const Context context(session);
     const auto reference = session.remote<fetch_weight>("worker1");
     const auto seen = reference.to_here();
@@ -289,7 +289,7 @@ TEST(SmartTest, S10FetchedTwice) {
 }
 
 TEST(SmartTest, S11FutureNeverAwaited) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto x = random_leaf();
     const auto w = random_leaf();
     gate().set(false);
@@ -305,7 +305,7 @@ TEST(SmartTest, S11FutureNeverAwaited) {
 }
 
 TEST(SmartTest, S12OneTensorOfSeveralUnused) {
-  run_root(2, [](Session& session) {
+  run_weighted(2, [](Session& session) {
     const auto a = leaf();
     const auto b = leaf();
     {
@@ -324,7 +324,7 @@ TEST(SmartTest, S12OneTensorOfSeveralUnused) {
 }
 
 TEST(SmartTest, S13PartOfSeveralResults) {
-  run_root(3, [](Session& session) {
+  run_weighted(3, [](Session& session) {
     const auto x = leaf();
     {
       const Context context(session);
@@ -344,7 +344,7 @@ TEST(SmartTest, S13PartOfSeveralResults) {
 }
 
 TEST(SmartTest, S14AfterAnError) {
-  run_root(3, [](Session& session) {
+  run_weighted(3, [](Session& session) {
     const auto x = random_leaf();
     const Context context(session);
     const auto loss =

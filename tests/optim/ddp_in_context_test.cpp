@@ -224,8 +224,8 @@ CONVOY_RPC(gradient_of_wrapped);
 namespace {
 
 // The first `trainers` workers have a group.
-void run_all(int workers, int trainers,
-             const std::function<void(Session&, Rank&, const ProcessGroup&)>& function) {
+void run_trainers(int workers, int trainers,
+                  const std::function<void(Session&, Rank&, const ProcessGroup&)>& function) {
   RankGroup(workers, RankMode::kThreads).run([&](Rank& r) {
     ProcessGroup group;
     if (r.id() < trainers) {
@@ -273,7 +273,7 @@ Features all_examples() {
 
 // Four trainers, a worker with the remote parts, and one that conducts them.
 void run_hybrid(DdpMode mode, bool uneven = false) {
-  run_all(kTrainers + 2, kTrainers, [&](Session& session, Rank& r, const ProcessGroup&) {
+  run_trainers(kTrainers + 2, kTrainers, [&](Session& session, Rank& r, const ProcessGroup&) {
     if (r.id() != kTrainers + 1) return;
     const RemoteModule<RemoteEm> em(session, kTrainers, kRows, kSparse);
     const RemoteModule<RemoteNet> net(session, kTrainers, kDense + kSparse, kHidden);
@@ -289,7 +289,7 @@ void run_hybrid(DdpMode mode, bool uneven = false) {
             all.slice(4 * i, 4 * i + 4), uneven && i < kTrainers / 2, uneven));
       }
       for (auto& each : running) {
-        const auto gradients = each.wait();
+        const auto& gradients = each.wait();
         EXPECT_EQ(gradients.ddp.size(), mode == DdpMode::kNone     ? 0U
                                         : mode == DdpMode::kInside ? 1U
                                                                    : 2U);
@@ -318,7 +318,7 @@ TEST(DdpUnderDistAutogradTest, BackwardDdpInside) {  // test_backward_ddp_inside
 
 // A model's gradients in a context, and in .grad by a local backward.
 void run_comparison(bool uneven) {
-  run_all(kTrainers, kTrainers, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(kTrainers, kTrainers, [&](Session& session, Rank& r, const ProcessGroup& group) {
     DistributedDataParallel ddp(Layer(2, 3), group);
     const int inputs = uneven && r.id() % 2 == 0 ? 3 : 1;
     const auto loop = [&] {
@@ -349,7 +349,7 @@ TEST(DdpUnderDistAutogradTest, ComparisonUnevenInputs) {  // test_ddp_comparison
 }
 
 TEST(DdpUnderDistAutogradTest, SparseGrads) {  // test_ddp_dist_autograd_sparse_grads
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     torch::nn::EmbeddingBag bag(torch::nn::EmbeddingBagOptions(10, 3).sparse(true));
     DistributedDataParallel ddp(bag, group);
     const auto rows = torch::arange(10) * (r.id() + 3) % 10;
@@ -365,7 +365,7 @@ TEST(DdpUnderDistAutogradTest, SparseGrads) {  // test_ddp_dist_autograd_sparse_
 }
 
 TEST(DdpUnderDistAutogradTest, LocalVsRemote) {  // test_ddp_dist_autograd_local_vs_remote
-  run_all(3, 3, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(3, 3, [&](Session& session, Rank& r, const ProcessGroup& group) {
     const RemoteModule<Layer> remote(session, "worker0", 10, 5);
     Layer local(10, 5);  // the same weights
     DistributedDataParallel ddp(Layer(5, 1), group);
@@ -387,7 +387,7 @@ TEST(DdpInContextTest, TrainsAsOneProcess) {
   const auto input = [](int trainer, int step) {
     return ramp(static_cast<std::uint64_t>(100 * step + trainer), {4, 6});
   };
-  run_all(4, kDataParallel, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(4, kDataParallel, [&](Session& session, Rank& r, const ProcessGroup& group) {
     if (r.id() == 0) {
       shared_layers() = {
           session.remote<rpc::detail::make_module<Layer, int, int>>("worker2", 6, 5),
@@ -438,7 +438,7 @@ TEST(DdpInContextTest, TrainsAsOneProcess) {
 // The same with steps in backward: the model's own parameters, and a server's.
 TEST(DdpInContextTest, StepsInBackward) {
   constexpr int kSteps = 4;
-  run_all(3, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(3, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     if (r.id() == 2) return;  // serves a layer to each
     const RemoteModule<Layer> first(session, "worker2", 6, 5);
     DistributedDataParallel second(Layer(5, 4), group);
@@ -477,12 +477,12 @@ at::Tensor mean_gradient(int ranks, const std::function<at::Tensor(Layer&, int r
   for (int rank = 0; rank < ranks; ++rank) (loss(layer, rank) / ranks).backward();
   return layer->fc->weight.grad();
 }
-at::Tensor input_of(int rank, int step = 0) {
+at::Tensor batch_of(int rank, int step = 0) {
   return ramp(static_cast<std::uint64_t>(7 + 10 * step + rank), {4, 3});
 }
 
 TEST(DdpInContextTest, NoSync) {
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     for (const bool views : {true, false}) {
       DistributedDataParallel ddp(Layer(3, 2), group, {.gradient_as_bucket_view = views});
       const auto& weight = ddp->fc->weight;
@@ -490,23 +490,23 @@ TEST(DdpInContextTest, NoSync) {
         const Context context(session);
         {
           const auto guard = ddp.no_sync();
-          context.backward({ddp(input_of(r.id(), 0)).square().sum()});
+          context.backward({ddp(batch_of(r.id(), 0)).square().sum()});
         }
         // This rank's own.
         Layer alone(3, 2);
-        alone(input_of(r.id(), 0)).square().sum().backward();
+        alone(batch_of(r.id(), 0)).square().sum().backward();
         expect_close(context.gradients().at(weight), alone->fc->weight.grad());
-        context.backward({ddp(input_of(r.id(), 1)).square().sum()});
+        context.backward({ddp(batch_of(r.id(), 1)).square().sum()});
         expect_close(context.gradients().at(weight), mean_gradient(2, [](Layer& layer, int rank) {
-                       return layer(input_of(rank, 0)).square().sum() +
-                              layer(input_of(rank, 1)).square().sum();
+                       return layer(batch_of(rank, 0)).square().sum() +
+                              layer(batch_of(rank, 1)).square().sum();
                      }));
         // A third one adds to what is reduced already.
-        context.backward({ddp(input_of(r.id(), 2)).square().sum()});
+        context.backward({ddp(batch_of(r.id(), 2)).square().sum()});
         expect_close(context.gradients().at(weight), mean_gradient(2, [](Layer& layer, int rank) {
-                       return layer(input_of(rank, 0)).square().sum() +
-                              layer(input_of(rank, 1)).square().sum() +
-                              layer(input_of(rank, 2)).square().sum();
+                       return layer(batch_of(rank, 0)).square().sum() +
+                              layer(batch_of(rank, 1)).square().sum() +
+                              layer(batch_of(rank, 2)).square().sum();
                      }));
         EXPECT_FALSE(weight.grad().defined());
       }
@@ -516,18 +516,18 @@ TEST(DdpInContextTest, NoSync) {
 
 // Sums, too, must not be summed again.
 TEST(DdpInContextTest, Sums) {
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     DistributedDataParallel ddp(Layer(3, 2), group, {.reduce = GradReduce::kSum});
     for (int round = 0; round < 2; ++round) {
       const Context context(session);
       for (int step = 0; step < 3; ++step) {
-        context.backward({ddp(input_of(r.id(), step)).square().sum()});
+        context.backward({ddp(batch_of(r.id(), step)).square().sum()});
       }
       expect_close(context.gradients().at(ddp->fc->weight),
                    2 * mean_gradient(2, [](Layer& layer, int rank) {
-                     return layer(input_of(rank, 0)).square().sum() +
-                            layer(input_of(rank, 1)).square().sum() +
-                            layer(input_of(rank, 2)).square().sum();
+                     return layer(batch_of(rank, 0)).square().sum() +
+                            layer(batch_of(rank, 1)).square().sum() +
+                            layer(batch_of(rank, 2)).square().sum();
                    }));
     }
   });
@@ -535,19 +535,19 @@ TEST(DdpInContextTest, Sums) {
 
 // What local backwards have left in .grad stays, also where it lies in a bucket, and goes on.
 TEST(DdpInContextTest, GradIsUntouched) {
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     DistributedDataParallel ddp(Layer(3, 2), group);
     const auto& weight = ddp->fc->weight;
     const auto pass = [&](int step) {
       const Context context(session);
-      context.backward({ddp(input_of(r.id(), step)).square().sum()});
+      context.backward({ddp(batch_of(r.id(), step)).square().sum()});
       expect_close(context.gradients().at(weight), mean_gradient(2, [&](Layer& layer, int rank) {
-                     return layer(input_of(rank, step)).square().sum();
+                     return layer(batch_of(rank, step)).square().sum();
                    }));
     };
-    ddp(input_of(r.id(), 0)).square().sum().backward();
+    ddp(batch_of(r.id(), 0)).square().sum().backward();
     const auto mean = mean_gradient(
-        2, [](Layer& layer, int rank) { return layer(input_of(rank, 0)).square().sum(); });
+        2, [](Layer& layer, int rank) { return layer(batch_of(rank, 0)).square().sum(); });
     expect_close(weight.grad(), mean);
     pass(1);
     expect_close(weight.grad(), mean);
@@ -555,17 +555,17 @@ TEST(DdpInContextTest, GradIsUntouched) {
     // Accumulated on this rank alone, with passes in between.
     {
       const auto guard = ddp.no_sync();
-      ddp(input_of(r.id(), 0)).square().sum().backward();
+      ddp(batch_of(r.id(), 0)).square().sum().backward();
     }
     const auto own = weight.grad();
     const auto value = own.clone();
     pass(2);
     EXPECT_TRUE(weight.grad().is_same(own));
     expect_close(weight.grad(), value);
-    ddp(input_of(r.id(), 1)).square().sum().backward();
+    ddp(batch_of(r.id(), 1)).square().sum().backward();
     expect_close(weight.grad(), mean_gradient(2, [](Layer& layer, int rank) {
-                   return layer(input_of(rank, 0)).square().sum() +
-                          layer(input_of(rank, 1)).square().sum();
+                   return layer(batch_of(rank, 0)).square().sum() +
+                          layer(batch_of(rank, 1)).square().sum();
                  }));
   });
 }
@@ -581,18 +581,18 @@ struct BranchesImpl : torch::nn::Module {
 TORCH_MODULE(Branches);
 
 TEST(DdpInContextTest, UnusedParameters) {
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     DistributedDataParallel ddp(Branches(), group, {.find_unused_parameters = true});
     for (int step = 0; step < 3; ++step) {
       const Context context(session);
-      context.backward({ddp(input_of(r.id(), step), r.id() == 1).square().sum()});
+      context.backward({ddp(batch_of(r.id(), step), r.id() == 1).square().sum()});
       const auto gradients = context.gradients();
       EXPECT_EQ(gradients.size(), 2U);
       EXPECT_FALSE(gradients.contains(ddp->c->fc->weight));
       // b is used by rank 1 only; both have its mean.
       Branches alone;
       for (int rank = 0; rank < 2; ++rank) {
-        (alone->forward(input_of(rank, step), rank == 1).square().sum() / 2).backward();
+        (alone->forward(batch_of(rank, step), rank == 1).square().sum() / 2).backward();
       }
       expect_close(gradients.at(ddp->a->fc->weight), alone->a->fc->weight.grad());
       expect_close(gradients.at(ddp->b->fc->weight), alone->b->fc->weight.grad());
@@ -609,15 +609,15 @@ TEST(DdpInContextTest, ARankWithoutParameters) {
     }
     Layer layer;
   };
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     DistributedDataParallel<MaybeImpl> ddp(std::make_shared<MaybeImpl>(), group,
                                            {.find_unused_parameters = true});
     for (int step = 0; step < 2; ++step) {
-      const auto x = input_of(r.id(), step).requires_grad_(true);
+      const auto x = batch_of(r.id(), step).requires_grad_(true);
       const Context context(session);
       context.backward({ddp(x, r.id() == 0).square().sum()});
       Layer alone(3, 2);
-      (alone(input_of(0, step)).square().sum() / 2).backward();
+      (alone(batch_of(0, step)).square().sum() / 2).backward();
       expect_close(context.gradients().at(ddp->layer->fc->weight), alone->fc->weight.grad());
       EXPECT_TRUE(context.gradients().contains(x));
     }
@@ -627,7 +627,7 @@ TEST(DdpInContextTest, ARankWithoutParameters) {
 // An error of one rank is one of all, leaves nothing in contexts and .grad as it was; then all go
 // on.
 TEST(DdpInContextTest, Errors) {
-  run_all(3, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(3, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     if (r.id() == 2) return;  // serves
     DistributedDataParallel ddp(Branches(), group);
     const auto& weight = ddp->a->fc->weight;
@@ -635,7 +635,7 @@ TEST(DdpInContextTest, Errors) {
     weight.mutable_grad() = kept;
     // x, a remote function whose backward may fail, the model, a node that may fail.
     const auto pass = [&](const Context& context, bool at_server, bool here, bool with_b) {
-      const auto x = input_of(r.id()).requires_grad_(true);
+      const auto x = batch_of(r.id()).requires_grad_(true);
       const auto y = ddp(session.rpc_sync<may_fail>("worker2", x, at_server), with_b);
       context.backward({may_fail(y, here).square().sum() + ddp->c(x).sum()});
     };
@@ -666,7 +666,7 @@ TEST(DdpInContextTest, Errors) {
 }
 
 TEST(DdpInContextTest, InHandlers) {
-  run_all(3, 2, [&](Session& session, Rank& r, const ProcessGroup&) {
+  run_trainers(3, 2, [&](Session& session, Rank& r, const ProcessGroup&) {
     if (r.id() != 2) return;
     std::vector<RRef<WrappedPtr>> models;
     for (int i = 0; i < 2; ++i) models.push_back(session.remote<make_wrapped>(i, 3, 2));
@@ -675,13 +675,13 @@ TEST(DdpInContextTest, InHandlers) {
       std::vector<rpc::Future<at::Tensor>> outputs;
       for (int i = 0; i < 2; ++i) {
         outputs.push_back(session.rpc_async<run_wrapped_of>(i, models[static_cast<std::size_t>(i)],
-                                                            input_of(i, step)));
+                                                            batch_of(i, step)));
       }
       at::Tensor loss = torch::zeros({});
       for (const auto& y : rpc::wait_all(outputs)) loss = loss + y.square().sum();
       context.backward({loss});
       const auto mean = mean_gradient(
-          2, [&](Layer& layer, int rank) { return layer(input_of(rank, step)).square().sum(); });
+          2, [&](Layer& layer, int rank) { return layer(batch_of(rank, step)).square().sum(); });
       for (int i = 0; i < 2; ++i) {
         expect_close(session.rpc_sync<gradient_of_wrapped>(i, models[static_cast<std::size_t>(i)],
                                                            context.id()),
@@ -692,11 +692,11 @@ TEST(DdpInContextTest, InHandlers) {
 }
 
 TEST(DdpInContextTest, ShardedOptimizersAreRefused) {
-  run_all(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
+  run_trainers(2, 2, [&](Session& session, Rank& r, const ProcessGroup& group) {
     DistributedDataParallel ddp(Layer(3, 2), group);
     const ShardedOptimizer optimizer(ddp.reducer(), Sgd{.lr = 0.1});
     const Context context(session);
-    const auto loss = ddp(input_of(r.id())).square().sum();
+    const auto loss = ddp(batch_of(r.id())).square().sum();
     expect_error(ErrorKind::kUnsupported, "use a DistributedOptimizer",
                  [&] { context.backward({loss}); });
   });

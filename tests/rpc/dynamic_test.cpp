@@ -1,5 +1,5 @@
 // Values whose types are known at run time only: what comes may be anything.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <array>
 #include <functional>
@@ -29,13 +29,12 @@ struct Task {
 };
 
 // One of every kind.
-using Everything =
-    std::tuple<bool, std::int8_t, std::uint64_t, float, double, std::string, std::vector<std::byte>,
-               at::Tensor, std::vector<std::int64_t>, std::optional<std::string>,
-               std::map<std::string, std::vector<double>>,
-               std::variant<std::int64_t, std::string, std::monostate>, Task>;
+using AllTypes = std::tuple<bool, std::int8_t, std::uint64_t, float, double, std::string,
+                            std::vector<std::byte>, at::Tensor, std::vector<std::int64_t>,
+                            std::optional<std::string>, std::map<std::string, std::vector<double>>,
+                            std::variant<std::int64_t, std::string, std::monostate>, Task>;
 
-Everything everything() {
+AllTypes everything() {
   return {true,
           std::int8_t{-7},
           UINT64_MAX,
@@ -59,7 +58,7 @@ ValueType type_of() {
 }
 
 // As a call has it. The tensors are small: they are in it.
-std::vector<std::byte> bytes_of(const Everything& value) {
+std::vector<std::byte> bytes_of(const AllTypes& value) {
   std::vector<std::byte> bytes;
   detail::with_body(
       nullptr, detail::TensorMode::kStay, false,
@@ -86,7 +85,7 @@ std::optional<ErrorKind> kind_of(const std::vector<std::byte>& bytes, const Valu
 }
 
 TEST(RpcDynamicTest, WhatCppHasWritten) {
-  const Value value = value_of(bytes_of(everything()), type_of<Everything>());
+  const Value value = value_of(bytes_of(everything()), type_of<AllTypes>());
   const Value::List& all = value.list();
   ASSERT_EQ(all.size(), 13U);
   EXPECT_EQ(std::get<bool>(all[0].held), true);
@@ -106,7 +105,7 @@ TEST(RpcDynamicTest, WhatCppHasWritten) {
 }
 
 TEST(RpcDynamicHostileTest, CutOffAnywhere) {
-  const auto type = type_of<Everything>();
+  const auto type = type_of<AllTypes>();
   const auto whole = bytes_of(everything());
   for (std::size_t n = 0; n < whole.size(); ++n) {
     EXPECT_EQ(kind_of({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(n)}, type),
@@ -119,7 +118,7 @@ TEST(RpcDynamicHostileTest, CutOffAnywhere) {
 }
 
 TEST(RpcDynamicHostileTest, ChangedBytes) {
-  const auto type = type_of<Everything>();
+  const auto type = type_of<AllTypes>();
   const auto whole = bytes_of(everything());
   std::mt19937 random(11);
   for (int i = 0; i < 20'000; ++i) {
@@ -191,7 +190,7 @@ TEST(RpcDynamicTest, TypesAsTheyAreWritten) {
         "ns::Job{int, std::string}", "convoy::RRef<at::Tensor>", "object Model"}) {
     EXPECT_EQ(ValueType::parse(text).text(), text);
   }
-  EXPECT_EQ(type_of<Everything>().parts.size(), 13U);
+  EXPECT_EQ(type_of<AllTypes>().parts.size(), 13U);
 }
 
 TEST(RpcDynamicHostileTest, TypesThatAreNone) {
@@ -213,8 +212,7 @@ TEST(RpcDynamicHostileTest, TypesThatAreNone) {
 }
 
 TEST(RpcDynamicHostileTest, ChangedSignatures) {
-  const std::string whole =
-      type_of<Everything>().text() + " (" + type_of<Everything>().text() + ")";
+  const std::string whole = type_of<AllTypes>().text() + " (" + type_of<AllTypes>().text() + ")";
   std::mt19937 random(3);
   const std::string letters = "<>(){},: abz_\n\xff";
   for (int i = 0; i < 5'000; ++i) {

@@ -133,7 +133,7 @@ namespace {
 int twin() { return 1; }
 struct TwinScope {};
 
-SessionOptions options_of(const Rank& r) {
+SessionOptions options_for(const Rank& r) {
   return {.rank = r.id(), .size = r.size(), .store = r.store()};
 }
 
@@ -213,7 +213,7 @@ TEST(RpcLifeTest, StartsByTorchrunsVariables) {
 
 TEST(RpcLifeTest, AForkedChildIsRefusedEverywhereAndItsParentGoesOn) {
   RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
-    std::optional<Session> session(options_of(r));
+    std::optional<Session> session(options_for(r));
     expect_calls(*session);
     if (r.id() == 0) {
       const auto ones = torch::ones({2, 2});
@@ -277,7 +277,7 @@ TEST(RpcLifeTest, AForkedChildIsRefusedEverywhereAndItsParentGoesOn) {
 // Its copies are of no use, and their end is nothing to the owner.
 TEST(RpcLifeTest, AForkedChildLeavesReferencesAlone) {
   RankGroup(2, RankMode::kProcesses).run([](Rank& r) {
-    const Session session(options_of(r));
+    const Session session(options_for(r));
     session.barrier();
     if (r.id() == 0) {
       const auto ones = torch::ones({2, 2});
@@ -321,7 +321,7 @@ TEST(RpcLifeTest, AForkedChildLeavesReferencesAlone) {
 TEST(RpcLifeTest, AKilledWorkerFailsAllCallsToItByName) {
   RankGroup group(3, RankMode::kProcesses);
   group.start([](Rank& r) {
-    const Session session(options_of(r));
+    const Session session(options_for(r));
     if (r.id() == 1) {
       r.mark("ready");
       r.wait_for("never");
@@ -357,7 +357,7 @@ TEST(RpcLifeTest, AKilledWorkerFailsAllCallsToItByName) {
 // See AgentTroubleTest.AHandlerOf65SecondsAndTimeOutsOf60And120 for the real ones.
 TEST(RpcLifeTest, ACallsOwnTimeoutWinsOverTheSessions) {
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
-    auto options = options_of(r);
+    auto options = options_for(r);
     options.timeout = 300ms;
     const Session session(options);
     if (r.id() == 0) {
@@ -376,7 +376,7 @@ TEST(RpcLifeTest, ChainsGoOnWhileTheirWorkerShutsDown) {
   static std::atomic<pid_t> server;
   server = 0;
   RankGroup(3, RankMode::kThreads).run([](Rank& r) {
-    const Session session(options_of(r));
+    const Session session(options_for(r));
     session.barrier();
     if (r.id() == 1) server = ::gettid();
     if (r.id() == 0) {
@@ -392,7 +392,7 @@ TEST(RpcLifeTest, ShutdownAfterATimeOutWhileTheHandlerRuns) {
   server = 0;
   life::gate_open = false;
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
-    const Session session(options_of(r));
+    const Session session(options_for(r));
     if (r.id() == 1) {
       server = ::gettid();
       session.shutdown({.timeout = 20s});
@@ -423,7 +423,7 @@ TEST(RpcLifeTest, ACoroutineWhoseSessionEndsIsToldSo) {
   life::ends_seen = 0;
   life::waits_for_end = false;
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
-    std::optional<Session> session(options_of(r));
+    std::optional<Session> session(options_for(r));
     session->barrier();
     if (r.id() == 0) {
       const auto future = session->rpc_async<life::wait_for_the_end>(1);
@@ -442,7 +442,7 @@ TEST(RpcLifeTest, ACoroutineWhoseSessionEndsIsToldSo) {
 
 TEST(RpcLifeTest, ACoroutineGoesOnWithACleanThread) {
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
-    auto options = options_of(r);
+    auto options = options_for(r);
     options.threads = 1;
     const Session session(options);
     if (r.id() == 0) {
@@ -486,7 +486,7 @@ TEST(RpcLifeTest, ChainsMayBeLong) {
 // A call in a callback should not be waited for, and works if it is.
 TEST(RpcLifeTest, ACallbackMayWait) {
   RankGroup(2, RankMode::kThreads).run([](Rank& r) {
-    auto options = options_of(r);
+    auto options = options_for(r);
     options.threads = 1;
     options.timeout = 10s;
     const Session session(options);

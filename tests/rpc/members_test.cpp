@@ -20,12 +20,15 @@
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
 #include "group/launched_ranks.h"
+#include "support/eventually.h"
 #include "support/expect_error.h"
 #include "support/leak_oracle.h"
 #include "support/rank_group.h"
 
 namespace convoy::rpc::members_test {
 
+using convoy::test::error_of;
+using convoy::test::eventually;
 using convoy::test::expect_error;
 using convoy::test::free_port;
 using convoy::test::Rank;
@@ -78,16 +81,6 @@ namespace {
   return true;
 }();
 
-// Until the condition holds: news travel by themselves.
-bool soon(const std::function<bool()>& condition) {
-  const auto deadline = Deadline::after(20s);
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 Session join_as(const std::shared_ptr<Store>& store, const std::string& name) {
   return Session({.name = name, .store = store, .members = Members::kComeAndGo});
 }
@@ -124,9 +117,9 @@ TEST(MembersTest, WorkersComeAndGo) {  // test_dynamic_rpc_*
     second.shutdown();
     third.shutdown();
   }
-  EXPECT_TRUE(soon([&] { return first.view().workers.size() == 1; }));
+  EXPECT_TRUE(eventually([&] { return first.view().workers.size() == 1; }));
   EXPECT_EQ(first.view().version, 5u);
-  EXPECT_TRUE(soon([&] {
+  EXPECT_TRUE(eventually([&] {
     const std::scoped_lock lock(mutex);
     return seen.size() == 4;
   }));
@@ -141,6 +134,33 @@ TEST(MembersTest, WorkersComeAndGo) {  // test_dynamic_rpc_*
   expect_error(ErrorKind::kPeerLost, "a-second",
                [&] { first.rpc_sync<add_three>("a-second", 1, 1, 1); });
   first.shutdown();
+}
+
+// What a callback uses may go with shutdown().
+TEST(MembersTest, NoCallbackOutlivesTheSession) {
+  for (const bool graceful : {true, false}) {
+    const auto store = make_local_store();
+    const Session first = join_as(store, "the-first");
+    std::atomic<int> runs{0};
+    std::atomic<bool> over{false};
+    first.on_change([&](const View&) {
+      EXPECT_FALSE(over);
+      ++runs;
+      // Until the session is over here, and longer.
+      EXPECT_TRUE(eventually([&] {
+        const auto error = error_of([&] { first.wait_for("nobody", 1ms); });
+        return error && error->kind() == ErrorKind::kCancelled;
+      }));
+      for (int i = 0; i < 200; ++i) std::this_thread::yield();
+      --runs;
+    });
+    std::optional<Session> second = join_as(store, "second");
+    EXPECT_TRUE(eventually([&] { return runs == 1; }));
+    second->shutdown({.graceful = false});
+    first.shutdown({.graceful = graceful});
+    EXPECT_EQ(runs, 0);
+    over = true;
+  }
 }
 
 // Whoever has come can be named, also before its news has.
@@ -228,16 +248,16 @@ TEST(MembersTest, ListenersThatThrow) {
     throw 7;  // NOLINT(hicpp-exception-baseclass)
   });
   second.shutdown({.graceful = false, .ignore_leaks = true});
-  EXPECT_TRUE(soon([&] { return told == 3 && lost == 1; }));
+  EXPECT_TRUE(eventually([&] { return told == 3 && lost == 1; }));
   // At the end of the session.
   Session third = join_as(store, "third");
   first.wait_for("third", 30s);
   const auto last = first.remote<add_three>("third", 1, 1, 1);
   last.created().wait();
-  EXPECT_TRUE(soon([&] { return told == 4; }));
+  EXPECT_TRUE(eventually([&] { return told == 4; }));
   last.on_lost(fail_lost);
   first.shutdown({.graceful = false, .ignore_leaks = true});
-  EXPECT_TRUE(soon([&] { return lost == 2; }));
+  EXPECT_TRUE(eventually([&] { return lost == 2; }));
   third.shutdown({.graceful = false, .ignore_leaks = true});
 }
 
@@ -268,7 +288,7 @@ TEST(MembersTest, RestartedWorker) {
     rpc.on_lost(old, [&](const WorkerInfo&, const Error&) { lost = true; });
     r.mark("ready");
     r.wait_for("again");
-    EXPECT_TRUE(soon([&] { return lost.load(); }));
+    EXPECT_TRUE(eventually([&] { return lost.load(); }));
     EXPECT_EQ(rpc.rpc_sync<add_three>("worker", 1, 1, 2), 4);
     EXPECT_NE(rpc.worker_info("worker").rank, old.rank);
     expect_error(ErrorKind::kPeerLost, "worker", [&] { value.to_here(); });
@@ -328,7 +348,7 @@ void meet_where_rank_0_serves(Rank& r, const std::function<Session()>& join) {
     session.shutdown();
     return;
   }
-  EXPECT_TRUE(soon([&] { return session.size() == 1; }));
+  EXPECT_TRUE(eventually([&] { return session.size() == 1; }));
   session.shutdown();
 }
 void run_where_rank_0_serves(const std::vector<std::string>& environment,
@@ -373,7 +393,7 @@ void meet_by_variables(const std::function<Session(const std::string& name, int 
   expect_error(ErrorKind::kInvalidArgument, "first serves the session's store",
                [&] { first.shutdown(); });
   second.shutdown();
-  EXPECT_TRUE(soon([&] { return first.size() == 1; }));
+  EXPECT_TRUE(eventually([&] { return first.size() == 1; }));
   first.shutdown();
 }
 
@@ -456,9 +476,9 @@ TEST(MembersTest, WhoServesTheStoreIsKilled) {
                     [&](const WorkerInfo&, const Error&) { lost = true; });
     r.mark("ready");
     r.wait_for("killed");
-    EXPECT_TRUE(soon([&] { return lost.load(); }));
+    EXPECT_TRUE(eventually([&] { return lost.load(); }));
     expect_answers(session, other);
-    EXPECT_TRUE(soon([&] { return session.size() == 2; }));  // in the order of their coming
+    EXPECT_TRUE(eventually([&] { return session.size() == 2; }));  // in the order of their coming
     expect_error(ErrorKind::kInvalidArgument, "at-9",
                  [&] { session.rpc_sync<add_three>("at-9", 1, 2, 3); });
     session.barrier({"at-1", "at-2"});

@@ -22,11 +22,13 @@
 #include "convoy/remote_module.h"
 #include "convoy/rpc.h"
 #include "convoy/rref.h"
+#include "support/eventually.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
 namespace convoy::rpc::test {
 
+using convoy::test::eventually;
 using convoy::test::expect_error;
 using convoy::test::Rank;
 using convoy::test::RankGroup;
@@ -132,6 +134,7 @@ struct LayerImpl : torch::nn::Module {
   at::Tensor weight;
 };
 TORCH_MODULE(Layer);
+static_assert(!detail::is_passable<std::tuple<int, LayerImpl>>());  // only its holder is
 Layer make_layer(double by) { return Layer(by); }
 CONVOY_RPC(make_layer);
 CONVOY_RPC(&LayerImpl::forward);
@@ -333,16 +336,6 @@ void run_workers(int n, const std::function<void(Session&, int rank)>& body,
 std::string next_of(const Session& session) {
   return convoy::concat("worker", (session.worker_info().rank + 1) % session.size());
 }
-// Until the condition holds: deletions travel by themselves.
-bool soon(const std::function<bool()>& condition) {
-  const auto deadline = Deadline::after(20s);
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 TEST(RRefTest, RemoteResult) {  // test_builtin_remote_ret, test_builtin_remote_self
   run_workers(4, [](Session& rpc, int) {
     const auto ones = torch::ones({2, 2});
@@ -541,10 +534,10 @@ void ask_while_creation_fails(const std::function<void(const RRef<MyClass>&)>& a
                   return;
                 }
                 // All four have come: one runs, the others wait for their turn.
-                EXPECT_TRUE(soon([&] { return rpc.stats().requests == 4; }));
+                EXPECT_TRUE(eventually([&] { return rpc.stats().requests == 4; }));
                 rref_gate().set(true);
-                EXPECT_TRUE(soon([] { return second_gate().is_waited_at(); }));
-                EXPECT_TRUE(soon([&] { return rpc.rref_info().num_owner_rrefs == 0; }));
+                EXPECT_TRUE(eventually([] { return second_gate().is_waited_at(); }));
+                EXPECT_TRUE(eventually([&] { return rpc.rref_info().num_owner_rrefs == 0; }));
                 second_gate().set(true);
               },
               {.threads = 1});
@@ -606,7 +599,7 @@ TEST(RRefTest, Timeouts) {
     }
     rpc.barrier();
     // What was given up is nobody's.
-    EXPECT_TRUE(soon([&] {
+    EXPECT_TRUE(eventually([&] {
       const auto info = rpc.rref_info();
       return info.num_owner_rrefs + info.num_forks + info.num_pending_users == 0;
     }));
@@ -648,10 +641,10 @@ TEST(RRefTest, LifeOfAValue) {
         EXPECT_EQ(alive.load(), 1);
         rpc.rpc_sync<drop_kept>("worker2", 0);
       }
-      EXPECT_TRUE(soon([] { return alive.load() == 0; }));
+      EXPECT_TRUE(eventually([] { return alive.load() == 0; }));
       // One that is dropped at once, and one whose user never waits for it.
       for (int i = 0; i < 100; ++i) static_cast<void>(rpc.remote<make<MyClass, int>>("worker1", i));
-      EXPECT_TRUE(soon([] { return alive.load() == 0; }));
+      EXPECT_TRUE(eventually([] { return alive.load() == 0; }));
       // At its owner, and passed to nobody.
       { const auto own = rpc.rref(std::make_shared<MyClass>(1)); }
       EXPECT_EQ(alive.load(), 0);
@@ -720,7 +713,7 @@ TEST(RRefTest, Leaks) {
       meet("first");
       // What the first one had is gone with it.
       if (r.id() == 1) {
-        EXPECT_TRUE(soon([&] { return rpc.view().workers.size() == 1; }));
+        EXPECT_TRUE(eventually([&] { return rpc.view().workers.size() == 1; }));
         rpc.shutdown({.graceful = false});
       }
       meet("second");
@@ -780,7 +773,7 @@ TEST(RRefTest, OwnerIsKilled) {
       lost += 10;
     });
     r.mark("ready");
-    EXPECT_TRUE(soon([&] { return lost == 11; }));
+    EXPECT_TRUE(eventually([&] { return lost == 11; }));
     expect_error(ErrorKind::kPeerLost, "worker1", [&] { value.to_here(); });
     expect_error(ErrorKind::kPeerLost, "worker1",
                  [&] { rpc.rpc_sync<add_to_reference>(2 - r.id(), value, 1); });

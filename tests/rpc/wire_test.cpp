@@ -1,6 +1,6 @@
 // docs/internals/wire.md shows the bytes that are sent.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <fstream>

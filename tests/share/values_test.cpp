@@ -1,6 +1,7 @@
 // Values of C++ types in messages, and the registry of functions.
 #include "convoy/values.h"
 
+#include <gmock/gmock.h>
 #include <torch/types.h>
 
 #include <algorithm>

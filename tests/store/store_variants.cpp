@@ -15,15 +15,6 @@ std::optional<Error> error_of(const std::function<void()>& call) {
   return std::nullopt;
 }
 
-bool eventually(const std::function<bool()>& ready) {
-  const Deadline deadline = soon();
-  while (!ready()) {
-    if (deadline.expired()) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 StoreWorld::StoreWorld(StoreVariant variant) : variant_(variant) {
   switch (variant) {
     case StoreVariant::kLocal:

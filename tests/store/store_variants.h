@@ -14,6 +14,7 @@
 #include "convoy/store.h"
 #include "os/file.h"
 #include "store/server.h"
+#include "support/eventually.h"
 
 namespace convoy::test {
 
@@ -67,8 +68,5 @@ inline auto all_variants() {
                          StoreVariant::kPrefixLocal, StoreVariant::kPrefixSocket,
                          StoreVariant::kPrefixPath);
 }
-
-// Looks until `ready`, at most until soon().
-bool eventually(const std::function<bool()>& ready);
 
 }  // namespace convoy::test

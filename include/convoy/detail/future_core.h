@@ -14,7 +14,7 @@
 
 #include "convoy/deadline.h"
 
-// What futures are made of. For convoy/future.h; nothing here is for direct use.
+// The implementation of futures. For convoy/future.h; nothing here is for direct use.
 namespace convoy::rpc {
 
 template <class T>
@@ -27,16 +27,16 @@ class ValueSource;
 struct Body;
 struct CallStart;
 
-// What runs when a future ends.
+// A function that runs when a future ends.
 struct Callback {
   virtual ~Callback() = default;
   virtual void run() noexcept = 0;
   Callback* next = nullptr;
-  std::shared_ptr<void> request = nullptr;   // in whose handler it was made: it goes on with that
-  std::shared_ptr<void> recorder = nullptr;  // and with that distributed autograd context
+  std::shared_ptr<void> request = nullptr;   // the handler that made it: it runs as part of that
+  std::shared_ptr<void> recorder = nullptr;  // its distributed autograd context
 };
 
-// The state of a future but for its value. Ends once. Thread-safe.
+// The state of a future, without its value. It ends once. Thread-safe.
 class FutureCore {
  public:
   FutureCore(const FutureCore&) = delete;
@@ -44,19 +44,20 @@ class FutureCore {
 
   bool done() const noexcept { return callbacks_.load(std::memory_order_acquire) == closed(); }
   std::exception_ptr error() const noexcept { return done() ? error_ : nullptr; }
-  // Returns when it has ended; throws its error, or kTimeout at the deadline.
+  // Blocks until it has ended. Throws its error, or kTimeout at the deadline.
   void wait(const Deadline& deadline);
-  // Throws its error; kInvalidArgument if it has not ended.
+  // Throws its error, or kInvalidArgument if it has not ended. Does not block.
   void check() const;
-  // Takes over the callback; runs it here if it has ended.
+  // Takes ownership of the callback. Runs it at once, on this thread, if the future has ended.
   void on_done(std::unique_ptr<Callback> callback) noexcept;
-  // Continues a coroutine when it has ended: on the pool of the session whose handler this is, or
-  // of the future's own; without either, on the thread that ends it.
+  // Continues a coroutine when the future has ended: on the thread pool of the session whose
+  // handler this is, or else of the future's session. Without either, on the thread that ends the
+  // future.
   void resume(std::coroutine_handle<> coroutine);
-  // False: it has ended, or is about to.
+  // Returns false if the future has ended or is about to end.
   bool cancel() noexcept;
 
-  // Whoever claims it must end it. False: somebody has.
+  // The caller that claims the future must end it. Returns false if it is claimed already.
   bool claim() noexcept { return !claimed_.exchange(true, std::memory_order_acq_rel); }
   void end(std::exception_ptr error = nullptr) noexcept;
 
@@ -71,16 +72,16 @@ class FutureCore {
   friend struct CallSlot;
   friend void start_call(const CallStart& start, const Body& body);
   friend void wait_for_call(SessionImpl& session, FutureCore& core);
-  // Makes the value of a call's result. May throw.
+  // Decodes the value from the result of a call. May throw.
   virtual void decode(ValueSource& source) = 0;
 
   static Callback* closed() noexcept;
 
-  std::atomic<Callback*> callbacks_{nullptr};  // newest first; closed(): it has ended
+  std::atomic<Callback*> callbacks_{nullptr};  // newest first; closed(): the future has ended
   std::atomic<bool> claimed_{false};
   std::exception_ptr error_;
   std::shared_ptr<SessionImpl> session_;
-  // Of a call that is under way: the engine's part, and what keeps this object meanwhile.
+  // For a call under way: the call engine's part, and the reference that keeps this object alive.
   std::shared_ptr<FutureCore> self_;
   static constexpr std::size_t kCallBytes = 384;
   alignas(std::max_align_t) std::byte call_[kCallBytes];
@@ -96,7 +97,7 @@ class FutureState final : public FutureCore {
   FutureState() = default;
   explicit FutureState(std::shared_ptr<SessionImpl> session) : FutureCore(std::move(session)) {}
 
-  // After claim().
+  // Call it after claim().
   template <class... Value>
   void end_with(Value&&... value) noexcept {
     try {
@@ -136,13 +137,14 @@ struct Unwrapped<Future<T>> {
   static constexpr bool kIsFuture = true;
 };
 
-// What then() calls a function with: the value, or the future itself.
+// Whether then() passes the value to its function; otherwise it passes the future.
 template <class Function, class T>
 inline constexpr bool kTakesValue = std::invocable<Function&, const T&>;
 template <class Function>
 inline constexpr bool kTakesValue<Function, void> = std::invocable<Function&>;
 
-// Of a list: all have ended, or one has ended with an error, which is thrown.
+// Blocks until all futures have ended, or one has ended with an error, which is thrown. Throws
+// kTimeout at the deadline.
 void wait_all(const std::vector<FutureCore*>& futures, const Deadline& deadline);
 [[noreturn]] void fail_empty_future();
 [[noreturn]] void fail_ended_twice();

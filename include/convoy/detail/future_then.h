@@ -13,7 +13,7 @@
 namespace convoy::rpc {
 namespace detail {
 
-// Ends `state` with what `make()` gives: a value, nothing, a future, or what it throws.
+// Ends `state` with the result of make(): a value, void, a future, or the exception that it throws.
 template <class R, class Make>
 void end_by(const std::shared_ptr<FutureState<R>>& state, Make make) noexcept {
   try {

@@ -19,11 +19,12 @@
 #include "convoy/rpc_served.h"
 #include "convoy/rpc_values.h"
 
-// How calls are made. For convoy/rpc.h and convoy/rref.h; nothing here is for direct use.
+// The caller's side of calls. For convoy/rpc.h and convoy/rref.h; nothing here is for direct use.
 namespace convoy::rpc::detail {
 
 std::uint32_t find_worker(SessionImpl& session, const To& to);
-// Ends `core` by what the call gives. `keep` holds it meanwhile; without it, it is on the stack.
+// A call whose result ends `core`. `keep` keeps `core` alive until then; nullptr if `core` is on
+// the caller's stack.
 struct CallStart {
   const std::shared_ptr<SessionImpl>& session;
   FutureCore& core;
@@ -31,8 +32,8 @@ struct CallStart {
   std::uint32_t worker;
   const CallKey& key;
   const CallOptions& options;
-  std::uint32_t flags = 0;         // ServedCall's
-  const RRefHandle* on = nullptr;  // is kept until the call has ended
+  std::uint32_t flags = 0;         // those of ServedCall
+  const RRefHandle* on = nullptr;  // kept alive until the call has ended
 };
 void start_call(const CallStart& start, const Body& body);
 void wait_for_call(SessionImpl& session, FutureCore& core);
@@ -44,18 +45,19 @@ template <class... V, class... Arguments>
 inline constexpr bool kConvertible<std::tuple<V...>, Arguments...> =
     (std::is_convertible_v<Arguments, V> && ...);
 
-// A parameter as it is sent: the argument itself, if that is of its type.
+// How an argument is passed on to be encoded: itself if it has the parameter's type, else
+// converted.
 template <class Value, class Argument>
 using Passed = std::conditional_t<std::same_as<std::remove_cvref_t<Argument>, Value>, const Value&,
                                   const Value>;
 
-// What a function is called on: nothing, or what a reference refers to.
+// What a function is called on: no object, or the value of a reference.
 struct NoObject {
   static constexpr bool kOn = false;
 };
 struct OnReference {
   static constexpr bool kOn = true;
-  // Throws why the reference is of no use.
+  // Throws if the reference cannot be used.
   explicit OnReference(const RRefHandle& handle);
 
   std::shared_ptr<SessionImpl> session;
@@ -63,11 +65,11 @@ struct OnReference {
   std::array<std::uint64_t, 3> id{};  // rref::RRefId
   const RRefHandle& reference;
 };
-// A reference to what a call will make, and that call.
+// A reference to a value that a call will make, with that call.
 struct Creation {
-  // kInvalidArgument after shutdown.
+  // Throws kInvalidArgument after shutdown.
   Creation(const std::shared_ptr<SessionImpl>& session, std::uint32_t worker);
-  // The call could not be made.
+  // Ends the creation with an error, if the call could not be sent.
   void fail(const std::exception_ptr& error) const noexcept;
 
   RRefHandle reference;
@@ -88,11 +90,12 @@ template <class T>
 T& local_value(const RRefHandle& handle) {
   return static_cast<HeldValueOf<T>&>(local_value(handle, typeid(T))).value;
 }
-// Calls end(future, value) when there is a value; an error ends the future, and so does the time of
-// the options.
+// Calls end(future, value) when the value is there. If its creation fails or the options' timeout
+// passes, the future ends with an error instead.
 void when_local(const RRefHandle& handle, const std::shared_ptr<FutureCore>& future,
                 const CallOptions& options, void (*end)(void* future, HeldValue& held));
-// Of a reference that can be used (session_of), not at the owner. `keep` as in CallStart.
+// Fetches the value of a reference of another worker, which must be usable (session_of). `keep` is
+// as in CallStart.
 void fetch(const std::shared_ptr<SessionImpl>& session, const RRefHandle& handle,
            FutureCore& future, std::shared_ptr<FutureCore> keep, std::uint64_t type,
            const CallOptions& options);
@@ -112,7 +115,7 @@ void call(CallStart start, bool sync, const On& on, const Creation* creation,
   const MessagePeer peer{start.session.get(), start.worker};
   const auto send = [&](const Body& body) { start_call(start, body); };
   [&]<class... V>(std::tuple<V...>*) {
-    [&](Passed<V, Arguments>... values) {
+    [&](Passed<V, Arguments>... values) {  // NOLINT(performance-unnecessary-value-param)
       if constexpr (On::kOn) {
         start.flags |= ServedCall::kOnReference;
         start.on = &on.reference;

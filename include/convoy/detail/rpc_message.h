@@ -13,8 +13,8 @@
 #include <variant>
 #include <vector>
 
-// What a message of calls holds beside numbers: tensors and references, as they will be written.
-// For convoy/rpc_values.h; nothing here is for direct use.
+// The tensors and references of a call's message, as they will be written. For convoy/rpc_values.h;
+// nothing here is for direct use.
 namespace convoy::rpc {
 
 template <class T>
@@ -26,13 +26,13 @@ class SessionImpl;
 using Bytes = std::vector<std::byte>;
 
 class RRefState;
-using RRefHandle = std::shared_ptr<RRefState>;  // what an RRef is
+using RRefHandle = std::shared_ptr<RRefState>;  // the state behind an RRef
 template <class T>
 inline constexpr bool kIsRRef = false;
 template <class T>
 inline constexpr bool kIsRRef<RRef<T>> = true;
 
-// Numbers go as they lie in memory, with their own width.
+// Numbers are copied as they are in memory, with their own width.
 template <class T>
 concept PlainNumber = (std::integral<T> && !std::same_as<T, bool>) || std::same_as<T, float> ||
                       std::same_as<T, double>;
@@ -41,7 +41,7 @@ inline constexpr bool kPlainVector = false;
 template <class T>
 inline constexpr bool kPlainVector<std::vector<T>> = PlainNumber<T> || std::same_as<T, std::byte>;
 
-// What sink and source hold as it is. Everything else is made of these.
+// Types that sink and source encode directly. All other types are composed of these.
 template <class T>
 inline constexpr bool kHeld =
     std::same_as<T, bool> || PlainNumber<T> || std::same_as<T, std::monostate> ||
@@ -49,30 +49,30 @@ inline constexpr bool kHeld =
 
 // How tensors travel.
 enum class TensorMode : std::uint8_t {
-  kStay,    // large ones stay as they are until they were read: the caller sees to that
-  kCopy,    // they are copied before the call returns
-  kResult,  // as kStay where nobody else has the memory, otherwise kCopy
+  kStay,    // large ones are not copied: the caller keeps them unchanged until they were read
+  kCopy,    // all are copied before the call returns
+  kResult,  // kStay for memory that nobody else holds, otherwise kCopy
   kInline,  // all bytes are in the message itself
 };
 
-// The tensors of one message, as they will be written.
+// The tensors of one message, as they will be written. Not thread-safe.
 class TensorsOut {
  public:
-  // What plain tensors do not have.
+  // Data that plain tensors do not need.
   struct Rare {
-    at::Tensor shape;                           // whose sizes they are, if those of another
-    std::string header;                         // the bytes of those that are not plain
-    c10::SmallVector<std::int64_t, 6> strides;  // if they are not those of a contiguous tensor
-    std::uint32_t parts = 0;                    // so many storages follow
+    at::Tensor shape;                           // owner of Plan::sizes, if another tensor
+    std::string header;                         // encoded header of a tensor that is not plain
+    c10::SmallVector<std::int64_t, 6> strides;  // empty if contiguous
+    std::uint32_t parts = 0;                    // number of storages that follow
   };
   struct Plan {
-    at::Tensor tensor;           // whose memory it is
+    at::Tensor tensor;           // owner of the memory
     const void* data = nullptr;  // the bytes
     std::uint64_t bytes = 0;
     at::IntArrayRef sizes;
     std::uint32_t piece = 0;  // 0: in the message; n: piece n
     std::uint8_t kind = 0, type = 0, flags = 0;
-    bool private_copy = false;  // nobody else has the memory
+    bool private_copy = false;  // nobody else holds the memory
     std::unique_ptr<Rare> rare;
 
     Rare& make_rare() {
@@ -83,15 +83,15 @@ class TensorsOut {
 
   TensorsOut(TensorMode mode, bool lend) : mode_(mode), lend_(lend) {}
 
-  // Plans for a tensor; how many bytes it takes in the message. Throws kUnsupported,
-  // kInvalidArgument.
+  // Adds a tensor, which may be undefined. Returns how many bytes it takes in the message. Throws
+  // kUnsupported for a tensor that cannot be passed; for a lent one also as share::to_bytes().
   std::size_t add(const at::Tensor& tensor);
   void rewind() { next_ = 0; }
-  // Writes the next one; where it ends.
+  // Writes the next tensor. Returns where it ends.
   std::byte* write_next(std::byte* to, std::byte* end);
 
   const c10::SmallVector<Plan, 3>& plans() const { return plans_; }
-  // Those that require grad, in order.
+  // The tensors that require grad, in order.
   const std::vector<at::Tensor>& with_grad() const { return with_grad_; }
   TensorMode mode() const { return mode_; }
   std::uint32_t pieces() const { return pieces_; }
@@ -112,14 +112,15 @@ class TensorsOut {
   std::vector<at::Tensor> with_grad_;
 };
 
-// Whom a message goes to, or comes from.
+// The worker that a message goes to or comes from.
 struct MessagePeer {
   const SessionImpl* session = nullptr;
   std::uint32_t worker = 0;
-  std::uint64_t answer_to = 0;  // the number of the call whose answer it is; 0: it is a call
+  std::uint64_t answer_to = 0;  // number of the call that it answers; 0: it is a call
 };
 
-// The references in one message. Those of a message that was not sent come back.
+// The references in one message. The destructor takes them back if the message was not sent. Not
+// thread-safe.
 class ReferencesOut {
  public:
   static constexpr std::size_t kBytes = 48;
@@ -132,17 +133,20 @@ class ReferencesOut {
     if (!passed_.empty() && !released_) give_back();
   }
 
-  // Lends it to the receiver; how many bytes it takes. Throws why it cannot be passed.
+  // Adds a reference, which is passed to the receiver. Returns how many bytes it takes. Throws if
+  // it cannot be passed: kUnsupported outside calls, kInvalidArgument for one that is empty, ended
+  // or of another session.
   std::size_t add(const RRefHandle& reference);
   void rewind() { next_ = 0; }
   const Passed& next() { return passed_.at(next_++); }
   bool empty() const { return passed_.empty(); }
-  // The message is sent: what becomes of them is known later. They may still have to be written.
+  // Call it when the message is sent: it is known later whether the references arrived. They may
+  // still have to be written.
   std::vector<Passed> release() {
     released_ = true;
     return passed_;
   }
-  // It was not, after all.
+  // Undoes release(): the message was not sent.
   void take_back() { released_ = false; }
 
  private:

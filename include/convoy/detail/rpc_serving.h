@@ -12,7 +12,7 @@
 #include "convoy/rpc_served.h"
 #include "convoy/rpc_values.h"
 
-// How a call becomes one of the function, and what that gives an answer. For
+// Turns a received call into a call of the function, and its result into an answer. For
 // convoy/rpc_function.h; nothing here is for direct use.
 namespace convoy::rpc::detail {
 
@@ -30,7 +30,7 @@ void answer_with(const Answer& answer, const Result& result) {
       result);
 }
 
-// A function with its arguments; kOn: on an object that a reference refers to.
+// Serves calls of a function. kOn: on an object that a reference refers to.
 template <auto Function, bool kOn>
 struct Serving {
   using Rpc = RpcFunction<Function>;
@@ -48,7 +48,7 @@ struct Serving {
     }
   }
 
-  // `result` is a reference if the result stays here.
+  // `result` is set if the result stays here.
   template <class Answer, class Made>
   static void finish(const Answer& answer, Made&& made, const RRefHandle& result) {
     if (result) [[unlikely]] {
@@ -75,8 +75,8 @@ struct Serving {
   static void run(const Answer& answer, HeldValue* object, Values& values,
                   const RRefHandle& result) noexcept {
     try {
-      // The arguments go before the result is sent: what was only passed through is then nobody
-      // else's any more.
+      // Destroy the arguments before the result is sent: a result that is one of them is then the
+      // only holder of its memory.
       auto made = [&]() -> Stored<Result> {
         Values mine = std::move(values);
         if constexpr (std::is_void_v<Result>) {
@@ -92,8 +92,8 @@ struct Serving {
     }
   }
 
-  // Of a function that returns a future. References among its parameters are to `values`, until it
-  // has ended.
+  // For a function that returns a future. Its reference parameters refer to `values`, which live
+  // until that future has ended.
   static void start(const ServedCall::Later& answer, const std::shared_ptr<HeldValue>& object,
                     const std::shared_ptr<Values>& values, const RRefHandle& result) noexcept {
     try {
@@ -156,7 +156,7 @@ void serve(void* served) noexcept {
   } else if constexpr (is_passable<typename Rpc::Values>()) {
     return Serving<Function, false>::serve(call);
   }
-  call.refuse(nullptr);  // it has no object, or one that cannot be passed
+  call.refuse(nullptr);  // the function has no object, or one that cannot be passed
 }
 
 }  // namespace convoy::rpc::detail

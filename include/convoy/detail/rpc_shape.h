@@ -29,13 +29,13 @@ struct FunctionShape {
   static constexpr bool kAsync = Unwrapped<Returned>::kIsFuture;
   using Values = std::tuple<std::decay_t<Parameters>...>;
   using Indices = std::index_sequence_for<Parameters...>;
-  // Those behind the object of a function that is called on a reference.
+  // The parameters after the object, for a call on a reference.
   using Rest = typename TailOf<Values>::Type;
   using RestIndices = std::make_index_sequence<std::tuple_size_v<Rest>>;
   template <std::size_t i>
   using Parameter = std::tuple_element_t<i, std::tuple<Parameters...>>;
 
-  // Moves what the function takes by value.
+  // Moves parameters that the function takes by value.
   template <class Function, std::size_t... i>
   static decltype(auto) invoke(Function& function, Values& values, std::index_sequence<i...>) {
     return std::invoke(function, static_cast<Parameters&&>(std::get<i>(values))...);
@@ -89,8 +89,8 @@ struct RpcFunction {
   using Rest = typename Shape::Rest;
   using Result = typename Shape::Result;
 
-  // What it is called on, if that is a reference: the object of a member function, or what a
-  // function takes by reference that cannot be passed.
+  // The type of the object, for calls on a reference: the class of a member function, or the type
+  // of a first parameter that cannot be passed.
   static consteval auto object() {
     if constexpr (std::is_member_pointer_v<Type>) {
       return std::type_identity<typename ShapeOf<Type>::Object>();

@@ -19,7 +19,7 @@ template <class T>
 consteval bool is_passable() {
   using namespace convoy::detail;
   if constexpr (kHeld<T> || std::is_enum_v<T> || HasFields<T>) {
-    return true;  // what fields there are is said when they are passed
+    return true;  // the fields are checked when they are passed
   } else if constexpr (kIsVector<T> || kIsOptional<T>) {
     return is_passable<typename T::value_type>();
   } else if constexpr (kIsMap<T>) {
@@ -37,8 +37,8 @@ consteval bool is_passable() {
   }
 }
 
-// A text of how a type travels: its name, and its fields where it has some. Processes compare its
-// hash, so that a struct of which one side knows an older form is noticed.
+// Describes how a type is encoded: its name and its fields. Processes compare a hash of the text,
+// so a struct that differs between two programs is detected.
 class Describer {
  public:
   template <class T>
@@ -89,7 +89,7 @@ class Describer {
     add_list<T...>(open, close);
   }
   void name(const std::type_info& type);
-  bool enter(const std::type_info& type);  // false: it is in itself
+  bool enter(const std::type_info& type);  // false: the type contains itself
   void leave() { inside_.pop_back(); }
 
   std::string text_;

@@ -16,7 +16,7 @@
 // direct use.
 namespace convoy::rpc::detail {
 
-// The first pass.
+// The first pass: computes the size.
 class ValueSizer {
  public:
   template <class T>
@@ -49,7 +49,7 @@ class ValueSizer {
   std::size_t bytes_ = 0;
 };
 
-// The second.
+// The second pass: writes the bytes.
 class ValueWriter {
  public:
   template <class T>
@@ -81,7 +81,8 @@ class ValueWriter {
     put(text.data(), text.size());
   }
   void add_unsigned(std::uint64_t value) { put(&value, sizeof value); }
-  // kInvalidArgument unless all was written: somebody changes the values meanwhile.
+  // Throws kInvalidArgument unless exactly the computed size was written: another thread changed
+  // the values in between.
   void finish() const;
   [[noreturn]] static void fail_changed();
 
