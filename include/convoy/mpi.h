@@ -38,7 +38,7 @@ ProcessGroup from_mpi(const void* communicator, std::size_t bytes, const MpiOpti
 // MPI is not initialised, for MPI_COMM_NULL, or if the timeout is not positive.
 template <MpiCommunicator Communicator>
 ProcessGroup from_mpi(Communicator communicator, const MpiOptions& options = {}) {
-  return detail::from_mpi(&communicator, sizeof communicator, options);
+  return detail::from_mpi(&communicator, sizeof(Communicator), options);
 }
 
 }  // namespace convoy

@@ -44,10 +44,10 @@ struct OptimizerInBackwardOptions {
 class OptimizerInBackward {
  public:
   // Collective: rules, options and groups must be the same on all ranks. Throws kInvalidArgument on
-  // all ranks if they differ, if a value is out of range, if a parameter is not the reducer's or is
-  // in two groups, or if its type is not f32, f64 or complex (see DdpOptions::mixed_precision).
-  // Throws kInvalidArgument if a parameter has such an optimizer already, kUnsupported if its
-  // gradients are sparse.
+  // all ranks if they differ, if a value is out of range, or if a parameter is not the reducer's or
+  // is in two groups; kUnsupported if its type is not f32, f64 or complex (see
+  // DdpOptions::mixed_precision). Throws kInvalidArgument if a parameter has such an optimizer
+  // already, kUnsupported if its gradients are sparse.
   OptimizerInBackward(Reducer& reducer, const OptimizerRule& rule,
                       const OptimizerInBackwardOptions& options = {});
   OptimizerInBackward(Reducer& reducer, std::vector<OptimizerGroup> groups,

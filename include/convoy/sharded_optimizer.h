@@ -176,8 +176,8 @@ class ShardedOptimizer : public ShardedOptimizerBase {
 
   // Collective: for all parameters of the reducer. Throws kInvalidArgument on all ranks if their
   // arguments differ or a value is out of range. The same goes for parameters that are not the
-  // reducer's, are in two groups, have such an optimizer already, are sparse, share memory with
-  // each other, or are not f32, f64 or complex.
+  // reducer's, are in two groups or have such an optimizer already. Throws kUnsupported if they are
+  // sparse, share memory with each other, or are not f32, f64 or complex.
   ShardedOptimizer(Reducer& reducer, const Options& options,
                    const ShardedOptimizerOptions& more = {})
       : ShardedOptimizer(reducer, {torch::optim::OptimizerParamGroup(reducer.parameters())},

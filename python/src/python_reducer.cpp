@@ -64,7 +64,7 @@ CommHook comm_hook(py::object state, py::object function, HookOrder order) {
     }
   };
   // torch's own hooks may return another floating-point type: fp16_compress_wrapper does.
-  const auto typed = [call](const GradBucket& bucket) -> HookResult {
+  auto typed = [call](const GradBucket& bucket) -> HookResult {
     return call(bucket).then([type = bucket.buffer().scalar_type()](const at::Tensor& result) {
       const bool casts = result.defined() && result.is_floating_point() && at::isFloatingType(type);
       return casts ? result.to(type) : result;
@@ -135,7 +135,7 @@ void add_reducer(py::module_& module) {
       .def("parameters", &GradBucket::parameters)
       .def("indices", &GradBucket::indices)
       .def("set_buffer",
-           [](GradBucket& self, at::Tensor buffer) { self = self.with(std::move(buffer)); });
+           [](GradBucket& self, const at::Tensor& buffer) { self = self.with(buffer); });
 
   py::class_<Pause>(module, "_NoSync")
       .def("__enter__", &Pause::enter)

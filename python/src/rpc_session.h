@@ -12,7 +12,7 @@
 #include "convoy/rpc_dynamic.h"
 
 namespace pybind11 {
-class module_;
+class module_;  // NOLINT(readability-identifier-naming): their name
 }
 
 namespace convoy::python {

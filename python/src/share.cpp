@@ -35,7 +35,8 @@ Value to_value(py::handle object) {
   if (py::isinstance<py::float_>(object)) return object.cast<double>();
   if (py::isinstance<py::str>(object)) return object.cast<std::string>();
   if (py::isinstance<py::bytes>(object)) {
-    const std::string_view bytes = py::reinterpret_borrow<py::bytes>(object);
+    const auto held = py::reinterpret_borrow<py::bytes>(object);
+    const std::string_view bytes = held;
     const auto* const data = reinterpret_cast<const std::byte*>(bytes.data());
     return share::Bytes(data, data + bytes.size());
   }

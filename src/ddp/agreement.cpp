@@ -13,14 +13,17 @@
 namespace convoy {
 namespace {
 
-// Two hashes, number of lines, 1 if there is no error; and a number that need not agree.
+// Two hashes, number of lines, the kind of an error as a number from 1 on (0: there is none); and a
+// number that need not agree.
 using Digest = std::array<std::uint64_t, 5>;
+constexpr std::size_t kErrorAt = 3;
 
-Digest digest_of(const std::vector<std::string>& lines, const std::string& error,
+Digest digest_of(const std::vector<std::string>& lines, const std::optional<Error>& error,
                  std::uint64_t number) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  return {hash_text(text, 1), hash_text(text, 2), lines.size(), error.empty() ? 1U : 0U, number};
+  const std::uint64_t kind = error ? static_cast<std::uint64_t>(error->kind()) + 1 : 0;
+  return {hash_text(text, 1), hash_text(text, 2), lines.size(), kind, number};
 }
 
 std::vector<Digest> gather(const ProcessGroup& group, const Digest& mine) {
@@ -126,24 +129,27 @@ std::string by_cause(const std::vector<std::string>& texts) {
 }
 
 std::uint64_t agree(const ProcessGroup& group, const std::string& what,
-                    const std::vector<std::string>& lines, const std::string& error,
+                    const std::vector<std::string>& lines, const std::optional<Error>& error,
                     std::uint64_t number) {
   const auto all = gather(group, digest_of(lines, error, number));
   const auto fine = [&](const Digest& one) {
-    return std::equal(one.begin(), one.end() - 1, all[0].begin()) && one[3] == 1;
+    return std::equal(one.begin(), one.end() - 1, all[0].begin()) && one[kErrorAt] == 0;
   };
   if (std::all_of(all.begin(), all.end(), fine)) return all[0].back();
 
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  const auto texts = group.all_gather_object(error.empty() ? text : error);
+  const auto texts = group.all_gather_object(error ? std::string(error->what()) : text);
   std::vector<std::string> errors(all.size());
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r][3] != 1) errors[r] = texts[r];
+  auto kind = ErrorKind::kInvalidArgument;
+  for (std::size_t r = all.size(); r-- > 0;) {
+    if (all[r][kErrorAt] == 0) continue;
+    errors[r] = texts[r];
+    kind = static_cast<ErrorKind>(all[r][kErrorAt] - 1);
   }
   std::string reason = by_cause(errors);
   if (reason.empty()) reason = difference(texts) + "; it must be the same on all ranks";
-  fail(ErrorKind::kInvalidArgument, what, ", group \"", group.name(), "\", rank ", group.rank(),
+  fail(kind, what, ", group \"", group.name(), "\", rank ", group.rank(),
        " of ", group.size(), ": ", reason);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -79,23 +80,23 @@ void JoinContext::start() {
         {concat("joinables: ", joinables_.size()),
          concat("option divide_by_initial_world_size: ", options_.divide_by_initial_world_size),
          concat("option throw_on_early_termination: ", options_.throw_on_early_termination)},
-        error, 0);
+        error.empty() ? std::nullopt : std::optional(Error(ErrorKind::kInvalidArgument, error)));
   records_ =
       allocate_for(group_, static_cast<std::int64_t>(kRecordBytes) * group_.size(), at::kByte);
   (*contexts.lock())[group_.backend().get()] = weak_from_this();
   for (Joinable* const joinable : joinables_) joinable->join_ = weak_from_this();
-  std::string refused;  // by a hook, on this rank
+  std::optional<Error> refused;  // by a hook, on this rank
   for (Joinable* const joinable : joinables_) {
     try {
       hooks_.push_back(joinable->join_hook(options_));
       CONVOY_CHECK(hooks_.back() != nullptr, "a join_hook() returned none");
     } catch (const Error& e) {
       if (e.kind() != ErrorKind::kInvalidArgument) throw;
-      refused = e.what();
+      refused = e;
       break;
     }
   }
-  agree(group_, "join", {}, refused, 0);
+  agree(group_, "join", {}, refused);
 }
 
 void JoinContext::end() {

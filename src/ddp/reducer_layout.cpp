@@ -181,7 +181,7 @@ void Reducer::Impl::register_comm_hook(CommHook hook) {
   if (join_.divides_by_live()) refuse_hook_in_join();
   // First on the group that others use: they may have none to register.
   const PurposeScope scope({.what = "register_comm_hook"});
-  agree(group_, "register_comm_hook", {}, "", 0);
+  agree(group_, "register_comm_hook", {});
   users_.hook_group = own_group(group_);
   users_.hook = std::move(hook);
   alone_ = false;

@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <atomic>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -23,7 +24,7 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
       norm_weight_(enlist_reducer(group_, tensors_)),
       alone_(size_ == 1),
       compares_(size_ > 1 && group_.backend_name() == "convoy") {
-  std::string error;  // of this rank, which the others hear too
+  std::optional<Error> error;  // of this rank, which the others hear too
   try {
     observer_.set_debug(debug_level());
     if (observer_.debug() == DebugLevel::kDetail && options_.check_replicas_every == 0) {
@@ -33,13 +34,13 @@ Reducer::Impl::Impl(std::vector<at::Tensor> parameters, ProcessGroup group, Redu
     layout_.caps = bucket_caps(options_);
     launches_late_ = launches_late(group_, options_.launch);
   } catch (const Error& e) {
-    error = e.what();
+    error = e;
   }
   static std::atomic<std::uint64_t> made{0};
   const PurposeScope scope(
       {.what = current_purpose().what ? current_purpose().what : "the constructor of Reducer"});
   serial_ = agree(group_, "parameters of the reducer",
-                  error.empty() ? description() : std::vector<std::string>{}, error, ++made);
+                  error ? std::vector<std::string>{} : description(), error, ++made);
 }
 
 void Reducer::Impl::check() {

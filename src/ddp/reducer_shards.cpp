@@ -116,7 +116,7 @@ int Reducer::Impl::take_over(const Impl& old) {
   for (const auto& port : old.users_.ports) {
     for (const std::string& line : port->description()) lines.push_back(line);
   }
-  agree(group_, "what was registered with the reducer", lines, "", 0);
+  agree(group_, "what was registered with the reducer", lines);
   users_.hook = old.users_.hook;
   users_.consumers = old.users_.consumers;
   users_.begins = old.users_.begins;

@@ -9,6 +9,7 @@
 #include "group/process_group_impl.h"
 #include "group/rounding.h"
 #include "tensor/memory.h"
+#include "tensor/vector_math.h"
 
 namespace convoy {
 namespace {
@@ -115,6 +116,7 @@ ConvoyBackend::ConvoyBackend(std::shared_ptr<coll::Group> group,
                              const c10::intrusive_ptr<Options>& options)
     : Backend(group->rank(), group->size()),
       impl_(std::make_unique<Impl>(std::move(group), copy_of(options))) {
+  warm_vector_math();
   init();
 }
 

@@ -97,7 +97,7 @@ class OptimizerInBackward::Impl {
 OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> groups,
                                 const OptimizerInBackwardOptions& options)
     : options_(options) {
-  std::string error;
+  std::optional<Error> error;
   std::vector<std::string> lines;
   try {
     std::map<const void*, std::size_t> known;
@@ -132,9 +132,9 @@ OptimizerInBackward::Impl::Impl(Reducer& reducer, std::vector<OptimizerGroup> gr
                            ", skip_nonfinite ", options.skip_nonfinite, ", keep_gradients ",
                            options.keep_gradients));
   } catch (const Error& e) {
-    error = e.what();
+    error = e;
   }
-  agree(reducer.group(), "optimizer in backward", lines, error, 0);
+  agree(reducer.group(), "optimizer in backward", lines, error);
 }
 
 std::vector<bool> OptimizerInBackward::Impl::members() const {

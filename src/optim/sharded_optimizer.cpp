@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <map>
+#include <optional>
 
 #include "base/error.h"
 #include "base/id.h"
@@ -33,16 +34,18 @@ void check(const ShardedOptimizerOptions& options) {
 ShardedOptimizerBase::Impl::Impl(ShardedOptimizerBase& owner, Reducer& reducer,
                                  const ShardedOptimizerOptions& options)
     : owner_(&owner), options_(options), group_(reducer.group()) {
-  std::string error;
+  std::optional<Error> error;
   std::vector<std::string> lines;
   try {
     check(options_);
     find_members(reducer);
     lines = describe_with(rules());
-  } catch (const std::exception& e) {  // others wait in agree()
-    error = e.what();
+  } catch (const Error& e) {  // others wait in agree()
+    error = e;
+  } catch (const std::exception& e) {
+    error.emplace(ErrorKind::kInvalidArgument, e.what());
   }
-  agree(group_, "sharded optimizer", lines, error, 0);
+  agree(group_, "sharded optimizer", lines, error);
   shares_ = group_.size() == 1 || group_.can_round();
   rules_ = rules();
   move_in();
@@ -298,7 +301,7 @@ class ShardedJoinHook final : public JoinHook {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kInvalidArgument) throw;
       log_warn("while this rank has no inputs: ", error.what());
-      throw JoinStepFailed();
+      throw JoinStepFailed();  // NOLINT(bugprone-std-exception-baseclass): see there
     }
   }
 

@@ -43,7 +43,7 @@ void join_circles(CirclePtr a, CirclePtr b) {
     {
       const std::scoped_lock both(a->mutex, b->mutex);
       if (!a->joined && !b->joined) {
-        a->joined = b;
+        a->joined = std::move(b);
         return;
       }
     }

@@ -81,7 +81,10 @@ struct Owner {
     const char* at = text.data();
     const char* const end = at + text.size();
     for (std::uint64_t* number : {&owner.pid, &owner.start_time, &owner.domain}) {
-      if (number != &owner.pid && (at == end || *at++ != '-')) return std::nullopt;
+      if (number != &owner.pid) {
+        if (at == end || *at != '-') return std::nullopt;
+        ++at;
+      }
       const auto [rest, error] = std::from_chars(at, end, *number, 16);
       if (error != std::errc()) return std::nullopt;
       at = rest;

@@ -349,6 +349,7 @@ void Held::pass(const MessagePeer& to, Send send, void* data) const {
               [&](const Body& body) { send(data, body); });
 }
 
+// NOLINTNEXTLINE(bugprone-std-exception-baseclass): a pointer is what is wanted
 void Held::throw_pointer() { throw static_cast<Held*>(this); }
 
 detail::RRefHandle hold(const Session& session, std::shared_ptr<detail::HeldValue> value,

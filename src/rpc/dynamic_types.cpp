@@ -59,7 +59,7 @@ class Reader {
   static constexpr std::string_view kAnonymous = "(anonymous namespace)";
 
   [[noreturn]] void fail_text(const char* why) const {
-    fail(ErrorKind::kUnsupported, "rpc: the type ", in_quotes(std::string(text_), 300),
+    fail(ErrorKind::kUnsupported, "rpc: the type ", in_quotes(text_, 300),
          " cannot be used here: ", why);
   }
   void skip_spaces() {

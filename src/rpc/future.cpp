@@ -396,14 +396,14 @@ void FutureCore::resume(std::coroutine_handle<> coroutine) {
   const auto next = std::make_shared<Resumption>(coroutine);
   next->request = agent::RequestRef(agent::Request::current());
   next->session = next->request ? SessionImpl::of(*next->request) : session_;
-  const auto go_on = [next] {
+  auto go_on = [next] {
     if (next->session) {
       next->session->agent().post([next] { next->resume(); });
     } else {
       next->resume();
     }
   };
-  auto callback = std::make_unique<CallbackOf<decltype(go_on)>>(go_on);
+  auto callback = std::make_unique<CallbackOf<decltype(go_on)>>(std::move(go_on));
   next->armed = true;
   on_done(std::move(callback));
 }

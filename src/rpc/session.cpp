@@ -10,6 +10,7 @@
 #include "group/open_store.h"
 #include "rpc/serve.h"
 #include "rpc/session_impl.h"
+#include "tensor/vector_math.h"
 
 namespace convoy::rpc {
 namespace {
@@ -148,6 +149,7 @@ namespace detail {
 
 SessionImpl::SessionImpl(const SessionOptions& options, agent::AgentOptions made)
     : operators_(options.operators.begin(), options.operators.end()) {
+  warm_vector_math();  // calls are served by many threads
   made.user = this;
   agent_ = std::make_unique<agent::Agent>(made);
   recordings_ = make_recordings(*this);

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -83,6 +84,8 @@ pid_t pid_of(ProcessWord word);
 // Of this process. Correct in a forked child. kResource where descriptors have run out before it
 // was asked for the first time, kUnsupported without /proc.
 ProcessWord own_process_word();
+// How often who waits looks whether somebody has died, where no event tells.
+inline constexpr std::chrono::milliseconds kLookAtDeaths{50};
 // Whether the process that the word names runs. The word was written in this `domain`
 // (process_domain()); from another one nothing can be said: kUnknown.
 Liveness word_liveness(ProcessWord word, std::uint64_t domain);

@@ -41,8 +41,8 @@ std::string name_of_function(const std::type_info& identity) {
   const std::size_t end = text.rfind('>');
   if (begin == std::string::npos || end == std::string::npos || end < begin) return text;
   text = text.substr(begin + 1, end - begin - 1);
-  if (text.starts_with("&(") && text.ends_with(")")) return text.substr(2, text.size() - 3);
-  return text.starts_with("&") ? text.substr(1) : text;
+  if (text.starts_with("&(") && text.ends_with(')')) return text.substr(2, text.size() - 3);
+  return text.starts_with('&') ? text.substr(1) : text;
 }
 
 // FNV-1a. Of the mangled name, which compilers agree on; demangled texts differ in blanks.

@@ -62,7 +62,8 @@ void Pool::give_back(const Place& place) {
     area.free.erase(after);
   }
   auto before = area.free.lower_bound(begin);
-  if (before != area.free.begin() && (--before)->first + before->second == begin) {
+  if (before != area.free.begin()) --before;
+  if (before != area.free.end() && before->first + before->second == begin) {
     begin = before->first;
     holes_.erase({before->second, serial, before->first});
     area.free.erase(before);

@@ -18,17 +18,15 @@ constexpr int kKindShift = 62;
 constexpr std::uint64_t kRest = (std::uint64_t{1} << kKindShift) - 1;
 
 constexpr std::size_t kPage = 4096;
-// How often who waits looks whether somebody has died: no event tells.
-constexpr std::chrono::milliseconds kLookAtDeaths{50};
 
 std::uint64_t state_of(Kind kind, std::uint64_t rest) { return kind << kKindShift | rest; }
 Kind kind_of(std::uint64_t state) { return static_cast<Kind>(state >> kKindShift); }
 std::uint64_t rest_of(std::uint64_t state) { return state & kRest; }
 
-struct Offsets {
+struct SlotOffsets {
   std::size_t entries, layout, data, stride, end;
 
-  Offsets(std::size_t slots, std::size_t slot_bytes, std::size_t layout_bytes)
+  SlotOffsets(std::size_t slots, std::size_t slot_bytes, std::size_t layout_bytes)
       : entries(sizeof(SlotHead)),
         layout(entries + slots * sizeof(SlotEntry)),
         data((layout + layout_bytes + kPage - 1) / kPage * kPage),
@@ -47,13 +45,13 @@ std::size_t SlotRing::bytes_for(std::size_t slots, std::size_t slot_bytes,
     fail(ErrorKind::kResource, "Slots: slots of ", slot_bytes,
          " bytes are too large for any memory");
   }
-  return Offsets(slots, slot_bytes, layout_bytes).end;
+  return SlotOffsets(slots, slot_bytes, layout_bytes).end;
 }
 
 SlotRing SlotRing::create(std::span<std::byte> memory, std::size_t slots, std::size_t slot_bytes,
                           std::string_view layout) {
   CONVOY_CHECK(memory.size() >= bytes_for(slots, slot_bytes, layout.size()));
-  const Offsets at(slots, slot_bytes, layout.size());
+  const SlotOffsets at(slots, slot_bytes, layout.size());
   std::memset(memory.data(), 0, at.end);
   auto* const head = new (memory.data()) SlotHead;
   for (std::size_t i = 0; i < slots; ++i) {
@@ -82,7 +80,7 @@ SlotRing SlotRing::open(std::span<std::byte> memory) {
   if (slots < 1 || slots > kMostSlots || bytes > memory.size() || layout_bytes > memory.size()) {
     refuse();
   }
-  const Offsets at(slots, bytes, layout_bytes);
+  const SlotOffsets at(slots, bytes, layout_bytes);
   if (at.end > memory.size() || head->layout_offset != at.layout || head->data_offset != at.data) {
     refuse();
   }

@@ -12,17 +12,15 @@ namespace {
 constexpr std::size_t kAlignment = 4096;
 constexpr std::uint64_t kBufferBits = 8;
 static_assert(kMostBuffers <= (1U << kBufferBits));
-// How often who waits looks whether somebody has died: no event tells.
-constexpr std::chrono::milliseconds kLookAtDeaths{50};
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-struct Offsets {
+struct BoardOffsets {
   std::size_t states, readers, layout, data, stride, end;
 
-  Offsets(std::size_t buffers, std::size_t buffer_bytes, std::size_t layout_bytes)
+  BoardOffsets(std::size_t buffers, std::size_t buffer_bytes, std::size_t layout_bytes)
       : states(sizeof(BoardHead)),
         readers((states + buffers * sizeof(BoardBuffer) + 63) / 64 * 64),
         layout(readers + kMostReaders * sizeof(BoardReader)),
@@ -50,13 +48,13 @@ std::size_t VersionBoard::bytes_for(std::size_t buffers, std::size_t buffer_byte
   if (buffer_bytes > SIZE_MAX / (2 * kMostBuffers) || layout_bytes > SIZE_MAX / 4) {
     fail(ErrorKind::kResource, "Published: ", buffer_bytes, " bytes are too large for any memory");
   }
-  return Offsets(buffers, buffer_bytes, layout_bytes).end;
+  return BoardOffsets(buffers, buffer_bytes, layout_bytes).end;
 }
 
 VersionBoard VersionBoard::create(std::span<std::byte> memory, std::size_t buffers,
                                   std::size_t buffer_bytes, std::string_view layout) {
   CONVOY_CHECK(memory.size() >= bytes_for(buffers, buffer_bytes, layout.size()));
-  const Offsets at(buffers, buffer_bytes, layout.size());
+  const BoardOffsets at(buffers, buffer_bytes, layout.size());
   std::memset(memory.data(), 0, at.end);
   auto* const head = new (memory.data()) BoardHead;
   for (std::size_t i = 0; i < buffers; ++i) {
@@ -90,7 +88,7 @@ VersionBoard VersionBoard::open(std::span<std::byte> memory) {
       layout_bytes > memory.size()) {
     refuse();
   }
-  const Offsets at(buffers, bytes, layout_bytes);
+  const BoardOffsets at(buffers, bytes, layout_bytes);
   if (at.end > memory.size() || head->layout_offset != at.layout || head->data_offset != at.data) {
     refuse();
   }

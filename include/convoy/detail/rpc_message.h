@@ -106,7 +106,6 @@ class TensorsOut {
   const TensorMode mode_;
   const bool lend_;
   std::uint32_t pieces_ = 0;
-  std::size_t inline_bytes_ = 0;
   std::size_t next_ = 0;
   c10::SmallVector<Plan, 3> plans_;
   std::vector<at::Tensor> with_grad_;

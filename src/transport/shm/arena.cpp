@@ -81,7 +81,8 @@ void Arena::free(const Location& location) {
     region.free.erase(after);
   }
   auto before = region.free.lower_bound(begin);
-  if (before != region.free.begin() && (--before)->first + before->second == begin) {
+  if (before != region.free.begin()) --before;
+  if (before != region.free.end() && before->first + before->second == begin) {
     begin = before->first;
     region.free.erase(before);
   }
