@@ -66,11 +66,11 @@ function(convoy_own_test target)
   target_compile_options(${target} PRIVATE -O1)
 endfunction()
 
-# convoy_shared_sources([TENSORS] source...): sources of several tests, which are compiled once:
+# convoy_shared_sources([TORCH | TENSORS] source...): sources of several tests, which are compiled once:
 # convoy_test takes the object where its SOURCES name one of them. Objects and not an archive: some
 # register themselves.
 function(convoy_shared_sources)
-  cmake_parse_arguments(arg "TENSORS" "" "" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;TENSORS" "" "" ${ARGN})
   foreach(source ${arg_UNPARSED_ARGUMENTS})
     cmake_path(ABSOLUTE_PATH source NORMALIZE)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
@@ -78,7 +78,10 @@ function(convoy_shared_sources)
     add_library(${name} OBJECT EXCLUDE_FROM_ALL ${source})
     convoy_own_test(${name})
     target_link_libraries(${name} PRIVATE convoy_test_support)
-    if(arg_TENSORS)
+    if(arg_TORCH)
+      target_link_libraries(${name} PRIVATE convoy)
+      convoy_use_pch(${name} convoy_torch_pch)
+    elseif(arg_TENSORS)
       target_link_libraries(${name} PRIVATE convoy)
       convoy_use_pch(${name} convoy_tensor_pch)
     else()
@@ -104,15 +107,23 @@ function(convoy_take_shared result)
 endfunction()
 
 # convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [COST n] [TORCH | TENSORS] [UNITY]
-# [SERIAL] [HELPER]): a GoogleTest binary with the project's main (rank re-execution, leak oracle), each test
-# known to ctest. The label `long` keeps tests for `make test-full`. COST: ctest starts tests with a
-# high one first, so that no slow one is left for the end. TORCH: it uses all of torch; TENSORS: without
-# torch::nn and torch::optim, which compiles in half of the time (it includes torch/types.h). UNITY: its sources are compiled together (see
-# convoy_unity). HELPER: ctest does not know it; another test runs it.
+# [APART] [SERIAL] [HELPER]): a GoogleTest binary with the project's main (rank re-execution, leak oracle). ctest knows
+# each test; of a program that uses torch each suite, because it takes 0.3 s to start (APART: each test all the same, in
+# a process of its own). The label `long` keeps tests for `make test-full`. COST: ctest starts tests with a high one
+# first, so that no slow one is left for the end. TORCH: it uses all of torch; TENSORS: without torch::nn and
+# torch::optim, which compiles in half of the time (it includes torch/types.h). UNITY: its sources are compiled together
+# (see convoy_unity). HELPER: ctest does not know it; another test runs it.
 function(convoy_test name)
-  cmake_parse_arguments(arg "TORCH;TENSORS;UNITY;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;TENSORS;UNITY;APART;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  set(by_suite OFF)
+  if((arg_TORCH OR arg_TENSORS) AND NOT arg_APART)
+    set(by_suite ON)
+  endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
+    if(by_suite)
+      set(arg_TIMEOUT 400)
+    endif()
   endif()
   convoy_take_shared(sources ${arg_SOURCES})
   add_executable(${name} ${sources})
@@ -144,6 +155,17 @@ function(convoy_test name)
   if(arg_SERIAL)
     list(APPEND properties RUN_SERIAL ON)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES ${properties})
+  if(by_suite)
+    set(include ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
+    file(GENERATE OUTPUT ${include} CONTENT "set(name ${name})
+set(program [[$<TARGET_FILE:${name}>]])
+set(list [[${CMAKE_CURRENT_BINARY_DIR}/${name}_list.cmake]])
+set(properties \"${properties}\")
+include([[${CMAKE_CURRENT_FUNCTION_LIST_DIR}/ConvoySuites.cmake]])
+")
+    set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${include})
+  else()
+    gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+      PROPERTIES ${properties})
+  endif()
 endfunction()

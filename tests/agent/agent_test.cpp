@@ -26,10 +26,6 @@ using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TestFunction echo() {
-  return function("echo", [](Request&, const std::string& text) { return text; });
-}
-
 // Answers when it is told to.
 struct Gate {
   std::atomic<bool> open{false};

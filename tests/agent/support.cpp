@@ -53,6 +53,10 @@ TestFunction function(const std::string& name,
           }};
 }
 
+TestFunction echo() {
+  return function("echo", [](Request&, const std::string& text) { return text; });
+}
+
 std::string TextCall::result() const {
   if (!failure) return text;
   throw rpc::RemoteError(failure->kind, failure->text, failure->worker, failure->remote_type);

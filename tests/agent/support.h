@@ -26,6 +26,8 @@ struct TestFunction {
 // What it throws is the error of the call.
 TestFunction function(const std::string& name,
                       const std::function<std::string(Request&, const std::string&)>& body);
+// "echo": its argument.
+TestFunction echo();
 
 std::string text_of(std::span<const std::byte> bytes);
 FunctionId id_of(const std::string& name, const std::string& signature = "text");

@@ -34,10 +34,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TestFunction echo() {
-  return function("echo", [](Request&, const std::string& text) { return text; });
-}
-
 // "n": calls itself on the other one of two workers, n times.
 TestFunction nest() {
   return function("nest", [](Request& request, const std::string& text) {
@@ -49,7 +45,7 @@ TestFunction nest() {
 }
 
 // Answers when it is told to, whatever its caller does.
-struct Gate {
+struct StubbornGate {
   std::atomic<bool> open{false};
   std::atomic<int> inside{0};
 
@@ -233,7 +229,7 @@ TEST(AgentTroubleTest, ALargeAnswerToALostCallerIsDropped) {
 }
 
 TEST(AgentTroubleTest, CallsThatFailByALossAreCounted) {
-  Gate gate;
+  StubbornGate gate;
   Session session(2, {gate.function_of("gate")});
   std::deque<TextCall> calls;
   for (int i = 0; i < 5; ++i) start(session[0], calls.emplace_back(), 1, "gate");
@@ -282,7 +278,7 @@ TEST(AgentTroubleTest, ALimitOfOneCallLetsCallsGoBackAndForth) {
 // The thread that serves the first session is in a wait of the second.
 TEST(AgentTroubleTest, AShortHandlerMayWaitInAnotherSession) {
   for (const auto most_inline : {0us, 1000us}) {
-    Gate gate;
+    StubbornGate gate;
     Session second(2, {gate.function_of("gate")},
                    [&](AgentOptions& options) { options.most_inline = most_inline; });
     TestFunction relay = function("relay", [&](Request&, const std::string& text) {
@@ -308,7 +304,7 @@ TEST(AgentTroubleTest, AShortHandlerMayWaitInAnotherSession) {
 // --- the end ---
 
 TEST(AgentTroubleTest, ShutdownWaitsForAHandlerWhoseCallerGaveUp) {
-  Gate gate;
+  StubbornGate gate;
   Session session(2, {gate.function_of("gate")});
   // So long that nothing of the greeting is left that would wake anybody.
   error_text(ErrorKind::kTimeout, [&] { sync(session[0], 1, "gate", "", {.timeout = 150ms}); });
@@ -354,7 +350,7 @@ TEST(AgentTroubleTest, WhoEndsSaysNoGoodbyeToItself) {
     }
     return std::nullopt;
   };
-  Gate gate;
+  StubbornGate gate;
   TestAgent a(hooked(options_of(0), hooks), {echo(), gate.function_of("stand")});
   TestAgent b(options_of(1), {echo()});
   admit({&*a, &*b});

@@ -393,15 +393,15 @@ TEST(AutogradTest, Hooks) {  // test_backward_verify_hooks, test_post_hooks
       return g * 2;
     });
     struct Count final : torch::autograd::FunctionPostHook {
-      explicit Count(int& count) : count_(count) {}
+      explicit Count(int& counter) : count(counter) {}
       torch::autograd::variable_list operator()(
           const torch::autograd::variable_list& outputs,
           const torch::autograd::variable_list& inputs) override {
         EXPECT_EQ(inputs.size(), 1U);
-        ++count_;
+        ++count;
         return outputs;
       }
-      int& count_;
+      int& count;
     };
     int posts = 0;
     const auto accumulator = torch::autograd::impl::grad_accumulator(t2);

@@ -10,7 +10,7 @@
 namespace convoy::autograd::test {
 
 SimulatedWorkers::SimulatedWorkers(transport::World& world, const std::vector<int>& threads,
-                                   Send send)
+                                   const Send& send)
     : world_(world) {
   std::vector<agent::Member> members;
   for (int rank = 0; rank < static_cast<int>(threads.size()); ++rank) {

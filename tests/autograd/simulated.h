@@ -19,7 +19,7 @@ class SimulatedWorkers {
                                                                   const transport::Letter&)>;
 
   // As many as `threads` has numbers: the size of their pools.
-  SimulatedWorkers(transport::World& world, const std::vector<int>& threads, Send send);
+  SimulatedWorkers(transport::World& world, const std::vector<int>& threads, const Send& send);
   SimulatedWorkers(const SimulatedWorkers&) = delete;
   SimulatedWorkers& operator=(const SimulatedWorkers&) = delete;
 

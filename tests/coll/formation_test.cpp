@@ -19,9 +19,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kFar = 50s;
-constexpr auto kEventLimit = 2s;
-
 // Ends the process at the n-th call.
 class DeadlyStore final : public Store {
  public:

@@ -25,10 +25,6 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using Clock = std::chrono::steady_clock;
 
-// The operations' own deadline is far away: what fails sooner failed on the event.
-constexpr auto kFar = 50s;
-constexpr auto kEventLimit = 2s;
-
 enum class Phase { kBarrier, kSmall, kShared, kPrivate, kBroadcast, kAsync, kOutside };
 constexpr std::array kPhases = {Phase::kBarrier,   Phase::kSmall, Phase::kShared, Phase::kPrivate,
                                 Phase::kBroadcast, Phase::kAsync, Phase::kOutside};

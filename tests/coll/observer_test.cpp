@@ -21,8 +21,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr auto kFar = 50s;
-
 // "all_reduce #3 12", with an exclamation mark if it failed.
 class Heard {
  public:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -19,6 +20,10 @@ using convoy::test::Rank;
 using convoy::test::RankGroup;
 using convoy::test::RankMode;
 using reference::Buffer;
+
+// The operations' own deadline is far away: what fails sooner failed on the event.
+inline constexpr auto kFar = std::chrono::seconds(50);
+inline constexpr auto kEventLimit = std::chrono::seconds(2);
 
 // The group of all ranks of the test; `name` must be new for every group of a test.
 inline std::shared_ptr<Group> make_group(const Rank& rank, const std::string& name = "world",

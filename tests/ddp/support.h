@@ -1,6 +1,7 @@
 #pragma once
 
 #include <gmock/gmock.h>
+#include <torch/torch.h>
 
 #include <mutex>
 

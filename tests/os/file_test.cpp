@@ -15,6 +15,7 @@
 #include "base/concat.h"
 #include "os/process.h"
 #include "support/expect_error.h"
+#include "support/file_mode.h"
 #include "support/rank_group.h"
 
 namespace convoy {
@@ -22,11 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::expect_error;
-
-unsigned mode_of(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 07777 : 0;
-}
+using test::mode_of;
 
 TEST(FileTest, WriteAndRead) {
   const TempFolder folder("file");

@@ -21,6 +21,7 @@
 #include "os/segment.h"
 #include "os/socket.h"
 #include "store/server.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -30,8 +31,7 @@ namespace {
 using std::chrono::seconds;
 using test::expect_error;
 using test::run_in_process;
-
-Deadline soon() { return Deadline::after(seconds(30)); }
+using test::soon;
 
 // A child made by fork() that runs `function` and then lives until this object ends. To be used in
 // a process of its own (run_in_process).

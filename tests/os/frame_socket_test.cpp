@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 
 namespace convoy {
 namespace {
 
 using test::expect_error;
+using test::soon;
 
 struct Note {
   static constexpr std::uint32_t kMagic = 0x31545643;
@@ -16,8 +18,6 @@ struct Note {
   std::uint32_t magic = kMagic;
   std::uint32_t number = 0;
 };
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 
 struct FrameSocketTest : testing::Test {
   FrameSocketTest() : FrameSocketTest(Socket::pair()) {}

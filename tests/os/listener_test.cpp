@@ -14,7 +14,9 @@
 
 #include "os/file.h"
 #include "os/socket.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
+#include "support/file_mode.h"
 #include "support/rank_group.h"
 
 namespace convoy {
@@ -22,15 +24,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using test::expect_error;
-
-Deadline soon() { return Deadline::after(seconds(30)); }
-
-unsigned mode_of(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 07777 : 0;
-}
+using test::mode_of;
+using test::soon;
 
 class ListenerTest : public testing::Test {
  protected:

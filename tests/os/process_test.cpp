@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "os/file.h"
 #include "os/socket.h"
+#include "support/deadlines.h"
 #include "support/eventually.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
@@ -29,8 +30,7 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::expect_error;
-
-Deadline soon() { return Deadline::after(seconds(30)); }
+using test::soon;
 
 ChildProcess shell(const std::string& script) {
   return ChildProcess::spawn({.arguments = {"sh", "-c", script}});

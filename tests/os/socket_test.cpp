@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "os/segment.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -24,8 +25,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::expect_error;
-
-Deadline soon() { return Deadline::after(seconds(30)); }
+using test::soon;
 Deadline shortly() { return Deadline::after(milliseconds(20)); }
 
 std::span<const std::byte> bytes_of(std::string_view text) {

@@ -17,6 +17,7 @@
 #include "os/machine.h"
 #include "os/process.h"
 #include "os/socket.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -26,8 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::seconds;
 using test::expect_error;
-
-Deadline soon() { return Deadline::after(seconds(30)); }
+using test::soon;
 
 struct Output {
   ExitStatus status;

@@ -3,7 +3,7 @@
 #include <convoy/backend.h>
 #include <convoy/c10d_store.h>
 #include <convoy/error.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdlib>
 #include <iostream>

@@ -1,6 +1,6 @@
 // A C++ worker beside Python ones: rpc_worker STORE RANK SIZE. The other side is rpc_test.py.
 #include <convoy/rpc.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdlib>
 #include <iostream>

@@ -8,15 +8,15 @@
 
 #include "share/slot_ring.h"
 #include "share/version_board.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 
 namespace convoy::share::test {
 namespace {
 
+using convoy::test::at_once;
 using convoy::test::expect_error;
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
-Deadline now() { return Deadline::after(std::chrono::seconds(0)); }
+using convoy::test::soon;
 
 struct Memory {
   explicit Memory(std::size_t size) : bytes((size + 63) / 64) {}
@@ -39,7 +39,7 @@ struct Board {
   std::uint64_t* words(std::size_t buffer) const {
     return reinterpret_cast<std::uint64_t*>(board.data(buffer));
   }
-  std::uint64_t publish(const Deadline& deadline = now()) const {
+  std::uint64_t publish(const Deadline& deadline = at_once()) const {
     const std::size_t buffer = board.begin(deadline);
     const std::uint64_t next = board.version() + 1;
     for (std::size_t i = 0; i < kWords; ++i) words(buffer)[i] = next;
@@ -134,7 +134,7 @@ TEST(VersionBoardTest, TheDeadHoldNothing) {
 
 TEST(VersionBoardTest, OneWriterAtATime) {
   const Board b(3);
-  const std::size_t buffer = b.board.begin(now());
+  const std::size_t buffer = b.board.begin(at_once());
   expect_error(ErrorKind::kInvalidArgument, "another thread", [&] { b.publish(); });
   b.board.give_up();
   EXPECT_NE(buffer, 99U);
@@ -183,7 +183,7 @@ TEST(VersionBoardTest, NothingIsTorn) {
 TEST(VersionBoardTest, WaitNewer) {
   const Board b(3);
   b.publish();
-  EXPECT_TRUE(b.board.wait_newer(0, now()));
+  EXPECT_TRUE(b.board.wait_newer(0, at_once()));
   EXPECT_FALSE(b.board.wait_newer(1, Deadline::after(std::chrono::milliseconds(1))));
   std::jthread waiter([&] { EXPECT_TRUE(b.board.wait_newer(5, soon())); });
   while (b.publish() < 6) {
@@ -205,22 +205,22 @@ struct Ring {
 TEST(SlotRingTest, InTheOrderOfCommits) {
   const Ring r(4);
   std::vector<std::size_t> slots;
-  for (int i = 0; i < 4; ++i) slots.push_back(*r.ring.fill(now()));
+  for (int i = 0; i < 4; ++i) slots.push_back(*r.ring.fill(at_once()));
   expect_error(ErrorKind::kTimeout, "no slot to fill: of 4 slots 0 are free, 4 being filled",
-               [&] { r.ring.fill(now()); });
+               [&] { r.ring.fill(at_once()); });
   for (const std::size_t i : {2U, 0U, 3U, 1U}) r.ring.commit(slots[i]);
   for (const std::size_t i : {2U, 0U, 3U, 1U}) {
-    const auto slot = r.ring.read(now());
+    const auto slot = r.ring.read(at_once());
     EXPECT_EQ(slot, slots[i]);
     r.ring.release(*slot);
   }
-  expect_error(ErrorKind::kTimeout, "no slot to read", [&] { r.ring.read(now()); });
+  expect_error(ErrorKind::kTimeout, "no slot to read", [&] { r.ring.read(at_once()); });
   EXPECT_EQ(r.ring.counts().free, 4U);
 }
 
 TEST(SlotRingTest, Close) {
   const Ring r(2);
-  r.ring.commit(*r.ring.fill(now()));
+  r.ring.commit(*r.ring.fill(at_once()));
   r.ring.close();
   EXPECT_FALSE(r.ring.fill(soon()));
   EXPECT_EQ(r.ring.read(soon()), 0U);
@@ -231,10 +231,10 @@ TEST(SlotRingTest, Close) {
 TEST(SlotRingTest, TheDeadHoldNothing) {
   Ring r(2);
   const ProcessWord dead = process_word(::getpid(), 1);
-  const std::size_t first = *r.ring.fill(now());
+  const std::size_t first = *r.ring.fill(at_once());
   r.ring.commit(first);
-  EXPECT_EQ(r.ring.read(now()), first);
-  const std::size_t second = *r.ring.fill(now());
+  EXPECT_EQ(r.ring.read(at_once()), first);
+  const std::size_t second = *r.ring.fill(at_once());
   EXPECT_EQ(r.ring.reclaim(), 0U);  // this process lives
   r.entries()[first].state = std::uint64_t{3} << 62 | dead;
   r.entries()[second].state = std::uint64_t{1} << 62 | dead;

@@ -9,14 +9,14 @@
 
 #include "share/depot.h"
 #include "share/message.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 
 namespace convoy::share {
 namespace {
 
 using convoy::test::expect_error;
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
+using convoy::test::soon;
 
 std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
   std::vector<std::byte> made(bytes);

@@ -18,19 +18,19 @@
 #include "share/slot_ring.h"
 #include "share/sync_memory.h"
 #include "share/version_board.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 #include "transport/shm/fabric.h"
 
 namespace convoy::share::test {
 namespace {
 
+using convoy::test::at_once;
 using convoy::test::error_of;
 using convoy::test::expect_error;
+using convoy::test::soon;
 
 constexpr std::size_t kBytes = std::size_t{1} << 16;
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
-Deadline now() { return Deadline::after(std::chrono::seconds(0)); }
 
 bool all_are(const std::byte* data, std::size_t bytes, int value) {
   for (std::size_t i = 0; i < bytes; ++i) {
@@ -233,7 +233,7 @@ TEST(LivenessTest, SnapshotOfLiveReaderStaysWithoutDescriptors) {
   const CommonMemory memory(VersionBoard::bytes_for(2, 64, 6));
   const auto board = VersionBoard::create(memory.span(), 2, 64, "layout");
   const auto publish = [&](int value) {
-    const std::size_t buffer = board.begin(now());
+    const std::size_t buffer = board.begin(at_once());
     std::memset(board.data(buffer), value, 64);
     return board.publish(buffer);
   };
@@ -262,10 +262,10 @@ TEST(LivenessTest, ItemOfLiveTakerStaysWithoutDescriptors) {
   {
     QueueMemory::Hands hands(queue, 1);
     const std::string_view item = "item";
-    ASSERT_EQ(queue.put({&item, 1}, queue.epoch(), hands, {}, now()).items, 1U);
+    ASSERT_EQ(queue.put({&item, 1}, queue.epoch(), hands, {}, at_once()).items, 1U);
   }
   Forked other([&](Side& side) {
-    const auto items = queue.take(1, now());
+    const auto items = queue.take(1, at_once());
     side.tell();
     const bool good = items.size() == 1 && side.await();
     if (good) queue.finish(items[0]);
@@ -390,7 +390,7 @@ TEST_F(NamespaceTest, PublishedIsRefused) {
   const auto board = VersionBoard::create(memory.span(), 2, 64, "layout");
   EXPECT_TRUE(refused_there([&] { VersionBoard::open(memory.span()); }));
   EXPECT_TRUE(refused_there([&] { (void)board.enter(); }));
-  EXPECT_TRUE(refused_there([&] { (void)board.begin(now()); }));
+  EXPECT_TRUE(refused_there([&] { (void)board.begin(at_once()); }));
 }
 
 TEST_F(NamespaceTest, QueueIsRefused) {
@@ -400,7 +400,7 @@ TEST_F(NamespaceTest, QueueIsRefused) {
     const QueueMemory same(Segment::adopt(duplicate(queue.segment().fd()), queue.segment().size()),
                            settle);
   }));
-  EXPECT_TRUE(refused_there([&] { (void)queue.take(1, now()); }));
+  EXPECT_TRUE(refused_there([&] { (void)queue.take(1, at_once()); }));
   EXPECT_TRUE(queue.leave({}, {}));
 }
 

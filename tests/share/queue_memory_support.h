@@ -6,6 +6,7 @@
 #include <string>
 
 #include "share/queue_memory.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 #include "support/segment_address.h"
@@ -13,14 +14,13 @@
 namespace convoy::share::test {
 
 using convoy::test::address_of;
+using convoy::test::at_once;
 using convoy::test::expect_error;
 using convoy::test::Rank;
 using convoy::test::RankGroup;
 using convoy::test::RankMode;
 using convoy::test::segment_at;
-
-inline Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
-inline Deadline at_once() { return Deadline::after(std::chrono::seconds(0)); }
+using convoy::test::soon;
 
 inline QueueMemory::Settle no_settle() {
   return [](std::string_view, std::atomic<std::uint32_t>&) {};

@@ -15,6 +15,7 @@
 #include "convoy/share.h"
 #include "os/file.h"
 #include "share/depot.h"
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 #include "support/rank_group.h"
 
@@ -24,8 +25,7 @@ using convoy::test::expect_error;
 using convoy::test::Rank;
 using convoy::test::RankGroup;
 using convoy::test::RankMode;
-
-inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
+using convoy::test::soon;
 
 // Nothing of the pool is in use, and nothing of others'. Waits for peers that let go of it a little
 // later.

@@ -7,14 +7,14 @@
 #include <thread>
 #include <vector>
 
+#include "support/deadlines.h"
 #include "support/expect_error.h"
 
 namespace convoy::share {
 namespace {
 
 using convoy::test::expect_error;
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
+using convoy::test::soon;
 
 TEST(RobustMutexTest, GoesOnWhenItsHolderEnds) {
   const auto mutex = std::make_unique<RobustMutex>();

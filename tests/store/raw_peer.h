@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,9 +12,14 @@
 #include "os/socket.h"
 #include "store/protocol.h"
 #include "store/server.h"
+#include "store/socket_store.h"
 #include "store_variants.h"
 
 namespace convoy::test {
+
+inline std::shared_ptr<Store> client_of(StoreServer& server) {
+  return make_socket_store(Socket(server.connect()));
+}
 
 // The other end of a store's connection without the manners of a Store: sends any bytes, reads when
 // it likes.

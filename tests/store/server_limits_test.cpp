@@ -15,10 +15,6 @@ namespace {
 using Keys = std::vector<std::string>;
 constexpr std::size_t kMega = std::size_t{1} << 20;
 
-std::shared_ptr<Store> client_of(StoreServer& server) {
-  return make_socket_store(Socket(server.connect()));
-}
-
 std::size_t resident_bytes() {
   std::size_t size = 0;
   std::size_t resident = 0;

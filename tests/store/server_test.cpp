@@ -18,20 +18,11 @@
 #include "base/concat.h"
 #include "raw_peer.h"
 #include "store/socket_store.h"
+#include "support/file_mode.h"
 #include "support/rank_group.h"
 
 namespace convoy::test {
 namespace {
-
-std::shared_ptr<Store> client_of(StoreServer& server) {
-  return make_socket_store(Socket(server.connect()));
-}
-
-unsigned mode_of(const std::string& path) {
-  struct stat info {};
-  EXPECT_EQ(::lstat(path.c_str(), &info), 0) << path;
-  return info.st_mode & 07777;
-}
 
 TEST(StoreServer, CountsWhatItHolds) {
   StoreServer server;

@@ -14,15 +14,10 @@
 #include "convoy/store.h"
 #include "os/file.h"
 #include "store/server.h"
+#include "support/deadlines.h"
 #include "support/eventually.h"
 
 namespace convoy::test {
-
-// Far enough away that only a hang reaches it.
-inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
-
-// Passed, for calls that shall not wait.
-inline Deadline at_once() { return Deadline::after(std::chrono::seconds(0)); }
 
 // What the call throws; nullopt if it returns.
 std::optional<Error> error_of(const std::function<void()>& call);
