@@ -5,12 +5,12 @@
 
 Rules:
   links     lead to files, and anchors to headings
-  lines     of prose have at most 120 characters (rows of tables and code cannot be wrapped)
+  lines     have at most 120 characters, in blocks of code too (rows of tables cannot be wrapped)
   headings  have an empty line above them
   guide     a page has at most 800 words and a program that runs:
                 <!-- program: examples/train.cpp -->   above a block of code,
-            whose lines are lines of that file, in its order; comments do not count
-  words     of our own do not stand in what users read
+            whose lines are lines of that file, in its order; comments do not count. C++ closes what it opens
+  words     of NOT_HERE stand on no page, those of the glossary's second table only in docs/internals
   index     docs/README.md lists every page, docs/reference/headers.md every public header,
             docs/guide/examples.md every example
 """
@@ -21,13 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LINE = 120
 GUIDE_WORDS = 800
-# What we call something, and what users call it.
-OUR_WORDS = {"bar": "target", "bars": "targets", "letter": "message", "letters": "messages", "knock": "wake-up",
-             "doorbell": "wake-up", "moods": "noise", "riddle": "puzzle"}
-ALLOWED = {  # "letters, digits and _": these letters are letters
-    "docs/reference/rpc.md": {"letters"}, "docs/reference/launcher.md": {"letters", "bars"},
-    "docs/reference/rref.md": {"letters"}, "docs/reference/store.md": {"letters"}, "docs/reference/glossary.md": set(OUR_WORDS),
-}
+GLOSSARY = "docs/reference/glossary.md"
+INTERNAL = "## Words of the internals"  # its second table
+# What we called something, and what others call it.
+NOT_HERE = {"bar": "target", "bars": "targets", "moods": "noise", "riddle": "puzzle", "riddles": "puzzles"}
+# Here a letter is a letter, and a bar a bar.
+PHRASES = re.compile(r"letters, digits|progress bars")
 PROGRAM = re.compile(r"<!-- program: (\S+) -->\n+```\w*\n(.*?)```", re.DOTALL)
 
 
@@ -68,8 +67,9 @@ def check_links(page, text):
 
 
 def check_lines(text):
-    for number, line in enumerate(without_code(text), 1):
-        if len(line) > LINE and not line.startswith("|") and not re.match(r"\s*!?\[[^]]*\]\(\S+\)$", line):
+    for number, (line, prose) in enumerate(zip(text.split("\n"), without_code(text)), 1):
+        row = prose.startswith("|") or re.match(r"\s*!?\[[^]]*\]\(\S+\)$", prose)
+        if len(line) > LINE and not row:
             yield f"line {number} has {len(line)} characters, of {LINE}: wrap it"
 
 
@@ -81,11 +81,20 @@ def check_headings(text):
         above = line
 
 
-def check_words(name, text):
+def internal_words(glossary):
+    """Of its second table: the words, and what users read in their place."""
+    words = {}
+    for names, instead in re.findall(r"^\| \*\*(.+)\*\* \|.*\| (.+) \|$", glossary.partition(INTERNAL)[2], re.MULTILINE):
+        for name in names.split(", "):
+            words |= {name: instead, f"{name}s": f"{instead}s"}
+    return words
+
+
+def check_words(text, words):
     for number, line in enumerate(without_code(text), 1):
-        for word in re.findall(r"[A-Za-z]+", re.sub(r"`[^`]*`", "", line)):
-            if word.lower() in OUR_WORDS and word.lower() not in ALLOWED.get(name, ()):
-                yield f"line {number}: '{word}' is a word of ours; write '{OUR_WORDS[word.lower()]}'"
+        for word in re.findall(r"[A-Za-z]+", PHRASES.sub("", re.sub(r"`[^`]*`", "", line))):
+            if word.lower() in words:
+                yield f"line {number}: '{word}' is a word of ours; write '{words[word.lower()]}'"
 
 
 def lines_of_program(text, suffix):
@@ -108,6 +117,10 @@ def check_program(name, code, root=ROOT):
         if line != "..." and line not in rest:  # searches on from the line found before
             yield f"program {name} has no line '{line}' (after those before it)"
             return
+    if path.suffix == ".cpp":
+        plain = re.sub(r"//.*|\"(\\.|[^\"\\])*\"", "", code)
+        if plain.count("{") != plain.count("}"):
+            yield f"program {name}: the block does not close what it opens; show the end, or write '...' and '}}'"
 
 
 def check_guide(text):
@@ -136,11 +149,12 @@ def check_lists():
 
 
 def problems():
+    internal = internal_words((ROOT / GLOSSARY).read_text())
     for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
         name, text = str(page.relative_to(ROOT)), page.read_text()
-        found = [*check_links(page, text), *check_lines(text), *check_headings(text)]
-        if name.startswith(("docs/guide/", "docs/reference/")) or name in ("README.md", "docs/README.md"):
-            found += check_words(name, text)
+        found = [*check_links(page, text), *check_lines(text), *check_headings(text), *check_words(text, NOT_HERE)]
+        if not name.startswith("docs/internals/"):
+            found += check_words(text.partition(INTERNAL)[0] if name == GLOSSARY else text, internal)
         if name.startswith("docs/guide/"):
             found += check_guide(text)
         yield from (f"{name}: {problem}" for problem in found)

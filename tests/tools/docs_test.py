@@ -33,19 +33,30 @@ class DocsTest(unittest.TestCase):
             (check_docs.check_links(page, "[a](faq.md#nowhere)"), ["link faq.md#nowhere: there is no such heading"]),
             (check_docs.check_links(page, "[a](faq.md#which-torch)\n```\n[b](x.md)\n```\n`[c](y.md)`"), []),
             (check_docs.check_lines("x" * 121), ["line 1 has 121 characters, of 120: wrap it"]),
-            (check_docs.check_lines("| " + "x" * 121 + "\n```\n" + "x" * 121 + "\n```"), []),
+            (check_docs.check_lines("| " + "x" * 121 + "\n```\n| " + "x" * 119 + "\n```"),
+             ["line 3 has 121 characters, of 120: wrap it"]),
             (check_docs.check_headings("# A\n\ntext\n## B"), ["line 4: a heading needs an empty line above it"]),
             (check_docs.check_headings("# A\n\n## B\n\n```\nx\n# a comment\n```"), []),
-            (check_docs.check_words("a.md", "The bar is 1, `bar` is not"),
+            (check_docs.check_words("The bar is 1, `bar` and progress bars are not", check_docs.NOT_HERE),
              ["line 1: 'bar' is a word of ours; write 'target'"]),
+            (check_docs.check_words("letters, digits\nTwo letters", {"letters": "messages"}),
+             ["line 2: 'letters' is a word of ours; write 'messages'"]),
             (check_docs.check_guide("word " * 801), ["801 words; a page of the guide has at most 800",
                                                      "no program: <!-- program: examples/NAME --> above a block of code"]),
             (check_docs.check_program("examples/no.cpp", ""), ["program examples/no.cpp: there is no such file"]),
             (check_docs.check_program("examples/average.cpp", "int main() {\n...\n}  // why"), []),
             (check_docs.check_program("examples/average.cpp", "}\nint main() {"),
              ["program examples/average.cpp has no line 'int main() {' (after those before it)"]),
+            (check_docs.check_program("examples/average.cpp", "int main() {\n..."),
+             ["program examples/average.cpp: the block does not close what it opens; show the end, "
+              "or write '...' and '}'"]),
         ):
             self.assertEqual(list(checked), wanted)
+
+    def test_words_of_the_internals(self):
+        words = check_docs.internal_words((ROOT / check_docs.GLOSSARY).read_text())
+        self.assertEqual(words, {"letter": "message", "letters": "messages", "knock": "wake-up", "knocks": "wake-ups",
+                                 "doorbell": "wake-up", "doorbells": "wake-ups"})
 
     def test_the_site_can_be_made(self):
         """Its pages and the API reference, without what renders them."""
