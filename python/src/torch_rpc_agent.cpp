@@ -272,7 +272,11 @@ void TorchRpcAgent::send_and_wait(const Sent& sent, const WorkerInfo& to, const 
 
 void TorchRpcAgent::send_later(const Sent& sent, const WorkerInfo& to, const Message& message) {
   const auto ended = [self = shared_from_this(), sent](const rpc::Future<TorchReply>& answer) {
-    self->completions_->submit([self, sent, answer] { self->complete(sent, answer); });
+    if (self->completions_->submit([self, sent, answer] { self->complete(sent, answer); })) return;
+    // The agent has been shut down meanwhile; somebody may wait for the future all the same.
+    const at::ThreadLocalState own;
+    self->complete(sent, answer);
+    at::ThreadLocalState::setThreadLocalState(own);
   };
   try {
     const at::DisableRecordFunctionGuard quiet;
@@ -307,7 +311,7 @@ std::string describe(const std::exception_ptr& error, std::chrono::milliseconds 
 
 }  // namespace
 
-// On a thread of completions_: callbacks of the future may take their time.
+// On a thread of completions_, while there are some: callbacks of the future may take their time.
 void TorchRpcAgent::complete(const Sent& sent, const rpc::Future<TorchReply>& answer) {
   clean_thread();
   if (const auto error = answer.error()) {

@@ -47,14 +47,15 @@ void WorkPool::start() {
   dispatch(lock);
 }
 
-void WorkPool::submit(Work work) {
+bool WorkPool::submit(Work work) {
   Lock lock(mutex_);
   if (stopping_) {
     lock.unlock();  // what it holds goes without the lock
-    return;
+    return false;
   }
   queue_.push_back(std::move(work));
   dispatch(lock);
+  return true;
 }
 
 // As many threads as may run something. May let go of the lock.

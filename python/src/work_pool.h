@@ -35,8 +35,8 @@ class WorkPool final : public std::enable_shared_from_this<WorkPool> {
   WorkPool& operator=(const WorkPool&) = delete;
 
   void start();
-  // After stop() it is dropped.
-  void submit(Work work);
+  // False after stop(): it is dropped.
+  bool submit(Work work);
   // What is queued is dropped, or run first; threads end then. True: all of them have.
   enum class Queued { kDrop, kRun };
   bool stop(Queued queued, const Deadline& deadline);
