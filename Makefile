@@ -2,7 +2,8 @@
 #
 # Settings (make NAME=value, or from the environment):
 #   JOBS=2            compile and test jobs at a time; compiling against torch takes 1.5 GB each
-#   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan, tsan-torch)
+#   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan, tsan-torch); tests that use
+#                     libtorch go by suite: TESTS=ddp_test.DdpTest
 #   CONVOY_TORCH=dir  use the libtorch in dir instead of the one of .venv
 #   CONVOY_VENV=dir   the Python environment, instead of .venv
 #   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
@@ -213,7 +214,7 @@ ready-%: bootstrap-% build/%/build.ninja ;
 
 demo-plan:
 	@echo "make demo: sets up what is missing (a minute), builds libraries, launcher and char_gpt, and trains a"
-	@echo "small GPT with two processes (three minutes). About ten minutes in all on two cores; less the next time."
+	@echo "small GPT with two processes (three minutes). Seven to ten minutes in all on two cores; less the next time."
 
 # Configured once; Ninja runs CMake again when a CMake file changes. Another setting starts afresh.
 build/%/build.ninja: CMakePresets.json build/%/settings

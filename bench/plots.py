@@ -92,6 +92,10 @@ class Drawing:
         self.parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{radius}' {look}><title>{escape(words)}</title>"
                           "</circle>")
 
+    def bar(self, x, y, width, height, colour, words):
+        self.parts.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height}' fill='{colour}'>"
+                          f"<title>{escape(words)}</title></rect>")
+
     def path(self, points, colour, width):
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self.parts.append(f"<polyline points='{joined}' fill='none' stroke='{colour}' stroke-width='{width}'/>")
@@ -167,4 +171,23 @@ def dots(title, rows, text=time_text, label="time, log: left is better"):
                         f"{what}, {side}: {text(found[side])}")
         if OURS in found:
             drawing.text(width - right + 10, y + 4, text(found[OURS]), weight="600", colour=paint[OURS])
+    return drawing.finish()
+
+
+def stacked(title, parts, rows, text=time_text):
+    """`rows`: [(what, values)], a value for each of `parts`: bars whose parts lie side by side, from 0 on."""
+    paint = dict(zip(parts, ("#bbbbbb", KNOWN[OURS], *COLOURS)))
+    width, left, right, top = 760, 250, 150, 66
+    height = top + 28 * len(rows) + 16
+    drawing = Drawing(width, height, title, ", ".join(parts))
+    drawing.legend(parts, paint, 12, 44, width)
+    longest = max(sum(values) for _, values in rows)
+    for i, (what, values) in enumerate(rows):
+        x, y = left, top + 28 * i
+        drawing.text(left - 12, y + 14, what, anchor="end")
+        for part, value in zip(parts, values):
+            size = max(0.0, value) / longest * (width - left - right)
+            drawing.bar(x, y, size, 18, paint[part], f"{what}, {part}: {text(value)}")
+            x += size
+        drawing.text(x + 8, y + 14, " + ".join(text(max(0.0, value)) for value in values), size=11)
     return drawing.finish()

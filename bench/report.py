@@ -8,6 +8,7 @@ import argparse
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ SECTIONS = [
      "could do at best: the same traffic without a library."),
     ("python", "torch.distributed from Python", "bench-python", "The same program on Gloo and on Convoy."),
     ("ddp", "DistributedDataParallel: a step", "bench-ddp", "Forward, backward and reduction of a model."),
+    ("exposed", "What communication adds to a step", "bench-ddp", "A step in which nothing is reduced, and what its "
+     "reduction adds. `no_sync` is such a step of the same side."),
     ("rpc", "RPC", "bench-rpc", "Calls of a function in another process, with tensors. Circles are limits: "
      "`endpoint` is a round trip of the layer below, `local` what libtorch needs for the tensors and the function, "
      "`floor` both; `memcpy` and `two cores` are copies of the same bytes; `alone` is the same call with nothing "
@@ -154,11 +157,27 @@ def plots_of(name, title, records):
         rows = [(f"{model}, {mode}", times(alike))
                 for (model, mode), alike in grouped(records, "model", "mode").items()]
         return one_line_each(title, rows)
+    if name == "exposed":
+        return [plots.stacked(f"{model}: a step", ["computing", "communication adds"], list(bars.items()))
+                for model, bars in breakdowns(records).items()]
     if name == "faults":
         rows = [(r["what"], {"median": r["median_ms"] * 1e3, "99 of 100": r["p99_ms"] * 1e3,
                              "longest": r["longest_ms"] * 1e3}) for r in records]
         return one_line_each(title, rows)
     return by_case(name, title, records)
+
+
+def breakdowns(records):
+    """Model -> side -> (computing, what communication adds)."""
+    found = {}
+    for record in records:
+        if "exposed_us" not in record:
+            continue
+        bars = found.setdefault(record["model"], {})
+        own, peer = f"Convoy, {record['mode']}", f"{record['peer']}, {record['setting']}"
+        bars[own] = (record["ours_us"] - record["exposed_us"], record["exposed_us"])
+        bars[peer] = (record["peer_us"] - record["peer_exposed_us"], record["peer_exposed_us"])
+    return found
 
 
 def chart(found):
@@ -222,8 +241,21 @@ def machine():
     version = subprocess.run(["git", "-C", sides.ROOT, "describe", "--always", "--dirty"], text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout.strip()
     facts = {"processor": f"{cpu.group(1) if cpu else platform.machine()}, {sides.cores()} cores",
-             "system": f"Linux {platform.release()}", "torch": torch or "not found", "Convoy": version or "?"}
+             "system": f"Linux {platform.release()}", "torch": torch or "not found", "Convoy": version or "?",
+             **versions_of_peers()}
     return "".join(f"<tr><th>{escape(what)}</th><td>{escape(is_what)}</td></tr>" for what, is_what in facts.items())
+
+
+def versions_of_peers():
+    """Of Debian's packages; Gloo and TensorPipe are part of torch."""
+    packages = {"Open MPI": "openmpi-bin", "ZeroMQ": "libzmq3-dev", "gRPC": "libgrpc++-dev"}
+    found = {}
+    for peer, package in packages.items():
+        told = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", package], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, check=False) if shutil.which("dpkg-query") else None
+        if told and told.returncode == 0:
+            found[peer] = told.stdout
+    return found
 
 
 PAGE = """<!doctype html>

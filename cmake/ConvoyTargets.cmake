@@ -106,24 +106,23 @@ function(convoy_take_shared result)
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [COST n] [TORCH | TENSORS] [UNITY]
-# [APART] [SERIAL] [HELPER]): a GoogleTest binary with the project's main (rank re-execution, leak oracle). ctest knows
-# each test; of a program that uses torch each suite, because it takes 0.3 s to start (APART: each test all the same, in
-# a process of its own). The label `long` keeps tests for `make test-full`. COST: ctest starts tests with a high one
-# first, so that no slow one is left for the end. TORCH: it uses all of torch; TENSORS: without torch::nn and
-# torch::optim, which compiles in half of the time (it includes torch/types.h). UNITY: its sources are compiled together
-# (see convoy_unity). HELPER: ctest does not know it; another test runs it.
+# convoy_test(<name> SOURCES ... [LIBRARIES ...] [LABELS ...] [TIMEOUT s] [TORCH | TENSORS] [UNITY] [APART] [HELPER]): a
+# GoogleTest binary with the project's main (rank re-execution, leak oracle). ctest knows each test; of a program that
+# uses torch each suite, because it takes 0.3 s to start. APART, and the label `long`, which keeps tests for
+# `make test-full`: each test all the same, in a process and with a TIMEOUT of its own; ctest says what was skipped.
+# TORCH: it uses all of torch; TENSORS: without torch::nn and torch::optim, which compiles in half of the time (it
+# includes torch/types.h). UNITY: its sources are compiled together (see convoy_unity). HELPER: ctest does not know it;
+# another test runs it.
 function(convoy_test name)
-  cmake_parse_arguments(arg "TORCH;TENSORS;UNITY;APART;SERIAL;HELPER" "TIMEOUT;COST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;TENSORS;UNITY;APART;HELPER" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   set(by_suite OFF)
-  if((arg_TORCH OR arg_TENSORS) AND NOT arg_APART)
+  set(timeout 120)
+  if((arg_TORCH OR arg_TENSORS) AND NOT arg_APART AND NOT "long" IN_LIST arg_LABELS)
     set(by_suite ON)
+    set(timeout 400)
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
-    if(by_suite)
-      set(arg_TIMEOUT 400)
-    endif()
+    set(arg_TIMEOUT ${timeout})
   endif()
   convoy_take_shared(sources ${arg_SOURCES})
   add_executable(${name} ${sources})
@@ -149,13 +148,8 @@ function(convoy_test name)
   if(arg_LABELS)  # an empty value would vanish from the list and shift the rest
     list(APPEND properties LABELS "${arg_LABELS}")
   endif()
-  if(arg_COST)
-    list(APPEND properties COST ${arg_COST})
-  endif()
-  if(arg_SERIAL)
-    list(APPEND properties RUN_SERIAL ON)
-  endif()
   if(by_suite)
+    list(APPEND properties COST 60)  # first, until ctest has measured them
     set(include ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
     file(GENERATE OUTPUT ${include} CONTENT "set(name ${name})
 set(program [[$<TARGET_FILE:${name}>]])

@@ -8,7 +8,7 @@
 #include <convoy/error.h>
 #include <convoy/group.h>
 #include <convoy/init.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdio>
 #include <string>

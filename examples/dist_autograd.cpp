@@ -8,7 +8,7 @@
 //
 //   MASTER_ADDR=localhost MASTER_PORT=29500 WORLD_SIZE=2 RANK=0 dist_autograd
 #include <convoy/convoy.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <iostream>
 

@@ -5,7 +5,7 @@
 // It prints the gradients beside those of one process, and what was recorded.
 // docs/guide/autograd.md explains it.
 #include <convoy/convoy.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <iostream>
 

@@ -4,7 +4,7 @@
 //   mpirun -n 4 mpi_host [multiple|serialized|funneled]     the thread level it asks MPI for
 #include <convoy/error.h>
 #include <convoy/mpi.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdio>
 #include <string>

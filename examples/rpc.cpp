@@ -5,7 +5,7 @@
 // Calls that wait, calls all at once, a coroutine that goes around twice, and an exception that
 // comes back to the caller. docs/guide/rpc.md explains it.
 #include <convoy/convoy.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <iostream>
 

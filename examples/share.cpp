@@ -5,7 +5,7 @@
 // Two processes fill one row each of a tensor of this one, and pass a tensor of their own back.
 // Nothing is copied. docs/guide/sharing.md explains it.
 #include <convoy/convoy.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <iostream>
 

@@ -6,7 +6,7 @@
 // missing is given out again. docs/guide/processes.md explains it.
 #include <convoy/convoy.h>
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <iostream>
 #include <set>

@@ -73,7 +73,8 @@ void draw_axes(std::ostream& out, const Frame& frame) {
 
 double Curve::seconds_per_step() const {
   std::vector<double> steps;
-  for (std::size_t i = 1; i < seconds.size(); ++i) steps.push_back(seconds[i] - seconds[i - 1]);
+  const std::size_t first = std::max<std::size_t>(1, seconds.size() / 2);
+  for (std::size_t i = first; i < seconds.size(); ++i) steps.push_back(seconds[i] - seconds[i - 1]);
   if (steps.empty()) return 0;
   const auto middle = steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2);
   std::nth_element(steps.begin(), middle, steps.end());

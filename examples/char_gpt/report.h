@@ -9,7 +9,7 @@ struct Curve {
   std::vector<double> seconds = {};
   std::vector<double> losses = {};
 
-  double seconds_per_step() const;  // median
+  double seconds_per_step() const;  // median of the second half: the first warms up
 };
 
 struct Progress {

@@ -1,11 +1,12 @@
-// Reducer: forwards and backwards. A gradient's way begins here, in enter and on_gradient.
+// Reducer: forwards, and backwards until their end. A gradient's way begins here, in enter and
+// on_gradient.
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "convoy/allocator.h"
 #include "ddp/agreement.h"
 #include "ddp/norm_group.h"
 #include "ddp/reduce_bucket.h"
@@ -156,6 +157,19 @@ bool Reducer::Impl::enter(Sink* sink) {
   return true;
 }
 
+// With the step allocator, gradients are made where the other ranks see them.
+void Reducer::Impl::enter_births() {
+  if (!births_) {
+    if (size_ == 1 || !is_allocator_installed() || !travels_in_pieces()) return;
+    std::vector<std::size_t> sizes;
+    for (const at::Tensor& tensor : tensors_) {
+      if (tensor.nbytes() >= kLeastPiece) sizes.push_back(tensor.nbytes());
+    }
+    births_ = std::make_unique<SharedBirths>(std::move(sizes));
+  }
+  births_->enter();
+}
+
 void Reducer::Impl::open(const Sink* sink) {
   round_.begin(users_.hook && compares_ && size_ > 1);
   join_.open_round();
@@ -290,83 +304,6 @@ void Reducer::Impl::on_gradient(std::size_t index, bool defined) {
   make_ready(index);
   if (first && --bucket.pending == 0) observer_.timeline().ready(parameter.bucket);
   launch_complete_ones();
-}
-
-std::vector<std::size_t> Reducer::Impl::missing() const {
-  std::vector<std::size_t> indices;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].is_missing()) indices.push_back(i);
-  }
-  return indices;
-}
-
-std::string Reducer::Impl::names_of(const std::vector<std::size_t>& indices) const {
-  constexpr std::size_t kMost = 8;
-  std::string names;
-  for (std::size_t k = 0; k < std::min(kMost, indices.size()); ++k) {
-    names += concat(k == 0 ? "" : ", ", parameters_[indices[k]].name, " (", indices[k], ")");
-  }
-  if (indices.size() > kMost) names += concat(" and ", indices.size() - kMost, " more");
-  return names;
-}
-
-std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices) const {
-  if (options_.static_graph) {
-    return concat("the graph is said to be static, but got no gradient for ", names_of(indices),
-                  ", which the first backward used");
-  }
-  return concat(
-      "no gradient came for ", names_of(indices), ": the loss does not depend on ",
-      indices.size() == 1 ? "it" : "them",
-      ". If that is meant, set find_unused_parameters (or static_graph, if it is the "
-      "same in every step); if the model has new parameters, make a new reducer for them");
-}
-
-void Reducer::Impl::leave() {
-  in_backward_ = false;
-  loan_.pass = nullptr;
-  if (births_) births_->leave();
-  if (!users_.ends) return;
-  users_.ends(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {  // it may have cast gradients
-    const at::Tensor& gradient = tensors_[i].grad();
-    if (parameters_[i].summed.defined() && gradient.defined()) parameters_[i].note(gradient);
-  }
-}
-
-void Reducer::Impl::end() {
-  // Nodes were left out then: what came of gradients is no whole.
-  const std::string given_up = loan_.pass ? loan_.pass->given_up() : std::string();
-  if (!given_up.empty()) return failed(given_up);
-  leave();
-  if (!syncing_) return;
-  const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;
-  const auto left_out = may_be_unused ? std::vector<std::size_t>{} : missing();
-  if (left_out.empty()) return complete(Ending::kGood, {});
-  if (!options_.static_graph && round_.outcome == Ending::kGood) {
-    // Another output of the same forward may still bring them.
-    const auto reached = reachable(forwards_.waiting(&round_.visited));
-    const bool coming = std::all_of(left_out.begin(), left_out.end(), [&](std::size_t i) {
-      return reached.contains(parameters_[i].accumulator.get());
-    });
-    if (coming) return;
-  }
-  complete(Ending::kIncomplete, missing_text(left_out));
-}
-
-void Reducer::Impl::failed(const std::string& cause) {
-  try {
-    leave();
-    if (!syncing_ || !round_.open) return;
-    const std::string line = cause.substr(0, cause.find('\n'));
-    if (!alone_) {
-      log_error("backward ", observer_.stats().backwards + 1, " failed on rank ", group_.rank(),
-                " of ", size_, " (", line, "); telling the others");
-    }
-    abandon_norms(group_);  // others may wait in one for this rank
-    complete(Ending::kFailed, line);
-  } catch (...) {  // the caller of backward gets the cause itself
-  }
 }
 
 }  // namespace convoy

@@ -1,4 +1,4 @@
-// Reducer: the end of a reduction.
+// Reducer: the end of a backward, and that of the reduction.
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -13,6 +13,87 @@
 #include "tensor/memory.h"
 
 namespace convoy {
+
+// --- the end of a backward ---
+
+void Reducer::Impl::end() {
+  // Nodes were left out then: what came of gradients is no whole.
+  const std::string given_up = loan_.pass ? loan_.pass->given_up() : std::string();
+  if (!given_up.empty()) return failed(given_up);
+  leave();
+  if (!syncing_) return;
+  const bool may_be_unused = options_.static_graph ? !learnt_ : options_.find_unused_parameters;
+  const auto left_out = may_be_unused ? std::vector<std::size_t>{} : missing();
+  if (left_out.empty()) return complete(Ending::kGood, {});
+  if (!options_.static_graph && round_.outcome == Ending::kGood) {
+    // Another output of the same forward may still bring them.
+    const auto reached = reachable(forwards_.waiting(&round_.visited));
+    const bool coming = std::all_of(left_out.begin(), left_out.end(), [&](std::size_t i) {
+      return reached.contains(parameters_[i].accumulator.get());
+    });
+    if (coming) return;
+  }
+  complete(Ending::kIncomplete, missing_text(left_out));
+}
+
+void Reducer::Impl::failed(const std::string& cause) {
+  try {
+    leave();
+    if (!syncing_ || !round_.open) return;
+    const std::string line = cause.substr(0, cause.find('\n'));
+    if (!alone_) {
+      log_error("backward ", observer_.stats().backwards + 1, " failed on rank ", group_.rank(),
+                " of ", size_, " (", line, "); telling the others");
+    }
+    abandon_norms(group_);  // others may wait in one for this rank
+    complete(Ending::kFailed, line);
+  } catch (...) {  // the caller of backward gets the cause itself
+  }
+}
+
+void Reducer::Impl::leave() {
+  in_backward_ = false;
+  loan_.pass = nullptr;
+  if (births_) births_->leave();
+  if (!users_.ends) return;
+  users_.ends(syncing_ && !alone_ ? BackwardEnd::kReduces : BackwardEnd::kAdds);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {  // it may have cast gradients
+    const at::Tensor& gradient = tensors_[i].grad();
+    if (parameters_[i].summed.defined() && gradient.defined()) parameters_[i].note(gradient);
+  }
+}
+
+std::vector<std::size_t> Reducer::Impl::missing() const {
+  std::vector<std::size_t> indices;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].is_missing()) indices.push_back(i);
+  }
+  return indices;
+}
+
+std::string Reducer::Impl::missing_text(const std::vector<std::size_t>& indices) const {
+  if (options_.static_graph) {
+    return concat("the graph is said to be static, but got no gradient for ", names_of(indices),
+                  ", which the first backward used");
+  }
+  return concat(
+      "no gradient came for ", names_of(indices), ": the loss does not depend on ",
+      indices.size() == 1 ? "it" : "them",
+      ". If that is meant, set find_unused_parameters (or static_graph, if it is the "
+      "same in every step); if the model has new parameters, make a new reducer for them");
+}
+
+std::string Reducer::Impl::names_of(const std::vector<std::size_t>& indices) const {
+  constexpr std::size_t kMost = 8;
+  std::string names;
+  for (std::size_t k = 0; k < std::min(kMost, indices.size()); ++k) {
+    names += concat(k == 0 ? "" : ", ", parameters_[indices[k]].name, " (", indices[k], ")");
+  }
+  if (indices.size() > kMost) names += concat(" and ", indices.size() - kMost, " more");
+  return names;
+}
+
+// --- the end of a reduction ---
 
 void Reducer::Impl::complete(Ending outcome, std::string text) {
   RECORD_FUNCTION("convoy::finish_backward", std::vector<c10::IValue>());

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "convoy/allocator.h"
 #include "convoy/hooks.h"
 #include "ddp/reduce_bucket.h"
 #include "ddp/reducer_impl.h"
@@ -56,19 +55,6 @@ void Reducer::Impl::copy_in(std::size_t index) {
   observer_.stats().copy_time += Clock::now() - start;
 }
 
-// With the step allocator, gradients are made where the other ranks see them.
-void Reducer::Impl::enter_births() {
-  if (!births_) {
-    if (size_ == 1 || !is_allocator_installed() || !travels_in_pieces()) return;
-    std::vector<std::size_t> sizes;
-    for (const at::Tensor& tensor : tensors_) {
-      if (tensor.nbytes() >= kLeastPiece) sizes.push_back(tensor.nbytes());
-    }
-    births_ = std::make_unique<SharedBirths>(std::move(sizes));
-  }
-  births_->enter();
-}
-
 // True if the gradient lies in shared memory, and nobody but the reduction needs it in its bucket.
 // Each rank decides that for itself.
 bool Reducer::Impl::can_stay(std::size_t index) const {
@@ -89,7 +75,7 @@ bool Reducer::Impl::can_stay(std::size_t index) const {
   return gradient.defined() && gradient.layout() == c10::kStrided && !gradient.requires_grad() &&
          gradient.scalar_type() == slot.scalar_type() && slot.scalar_type() == parameter.type &&
          gradient.sizes().equals(slot.sizes()) && gradient.strides().equals(slot.strides()) &&
-         is_shared_memory(gradient);
+         !gradient.is_conj() && !gradient.is_neg() && is_shared_memory(gradient);
 }
 
 // For a parameter whose hook did not run, at the end or when its bucket goes.

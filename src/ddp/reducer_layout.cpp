@@ -53,7 +53,7 @@ void Reducer::Impl::agree_on_order() {
   std::vector<bool> seen(order.size());
   for (std::size_t k = 0; k < order.size(); ++k) {
     const auto i = static_cast<std::size_t>(entries[k]);
-    CONVOY_CHECK(i < seen.size() && !seen[i], "rank 0's order of parameters is none");
+    CONVOY_CHECK(i < seen.size() && !seen[i], "rank 0 sent an invalid order of parameters");
     seen[i] = true;
     order[k] = i;
   }

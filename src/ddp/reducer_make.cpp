@@ -66,9 +66,9 @@ void Reducer::Impl::check() {
             " is on device meta and has no values; give the module memory first (to_empty(), then "
             "load or initialise it)");
     require(seen.insert(tensor.unsafeGetTensorImpl()).second, "parameter ", name,
-            " is there twice; name each once");
+            " is listed twice; list each once");
     require(tensor.is_leaf() && tensor.layout() == c10::kStrided, "parameter ", name,
-            " is no dense leaf of the graph");
+            " must be a dense leaf tensor");
     require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "parameter ", name,
             " has elements that share memory");
     trains |= tensor.requires_grad();

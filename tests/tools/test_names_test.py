@@ -1,7 +1,9 @@
-"""Names of tests are the same in every run, and say what they test.
+"""Names of tests are the same in every run, and say what they test. ctest runs all of them.
 
 test_names_test.py <build folder>: of all test programs that are built there.
 """
+import fnmatch
+import json
 import re
 import subprocess
 import sys
@@ -37,15 +39,45 @@ def faults(tests):
             yield f"{line}: give INSTANTIATE_TEST_SUITE_P a function that names its values"
 
 
+def filters_of_ctest():
+    """Program -> what ctest runs of it: patterns of --gtest_filter."""
+    done = subprocess.run(["ctest", "--test-dir", BUILD, "--show-only=json-v1"], capture_output=True, text=True,
+                          check=True, timeout=120)
+    found = {}
+    for test in json.loads(done.stdout)["tests"]:
+        program, *arguments = test.get("command") or [""]
+        chosen = [argument.partition("=")[2] for argument in arguments if argument.startswith("--gtest_filter=")]
+        found.setdefault(Path(program).name, []).extend(chosen or ["*"])
+    return found
+
+
+def left_out(tests, patterns):
+    """Of lines of listed(): those that no pattern of GoogleTest's matches."""
+    kinds = {pattern for pattern in patterns if "*" in pattern or "?" in pattern}
+    for line in tests:
+        name = line.partition("#")[0].strip()
+        if name not in patterns and not any(fnmatch.fnmatchcase(name, kind) for kind in kinds):
+            yield name
+
+
 class TestNamesTest(unittest.TestCase):
     def test_programs_list_readable_names(self):
         programs = sorted(BUILD.glob("bin/*_test"))
         self.assertTrue(programs, f"there are no test programs in {BUILD}/bin")
+        known = filters_of_ctest()
         with ThreadPoolExecutor(2) as pool:
             for program, tests in zip(programs, pool.map(lambda path: list(listed(path)), programs)):
                 with self.subTest(program=program.name):
                     self.assertTrue(tests)
                     self.assertEqual(list(faults(tests)), [])
+                    self.assertEqual(list(left_out(tests, set(known.get(program.name, ())))), [])
+
+    def test_tests_that_ctest_does_not_run_are_found(self):
+        tests = ["Suite.One", "Modes/Suite.Two/Threads  # GetParam() = threads"]
+        self.assertEqual(list(left_out(tests, {"Suite.*", "Modes/Suite.*"})), [])
+        self.assertEqual(list(left_out(tests, {"Suite.*"})), ["Modes/Suite.Two/Threads"])
+        self.assertEqual(list(left_out(tests, {"Modes/Suite.Two/Threads"})), ["Suite.One"])
+        self.assertEqual(list(left_out(tests, set())), ["Suite.One", "Modes/Suite.Two/Threads"])
 
     def test_faults_are_found(self):
         for line in ("All/Kernels.Sum/avx2  # GetParam() = (40-byte object <28-C0 1A-DD>, f32)",
