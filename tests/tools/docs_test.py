@@ -22,6 +22,13 @@ check_docs, docs_site = tool("check_docs.py"), tool("docs_site")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
+def names_of_tests(text, tests):
+    """Suite.Case, where the suite is one of those of `tests`, or has the name of one."""
+    suites = {name.partition(".")[0] for name in tests}
+    found = re.findall(r"\b([A-Z]\w+)\.([A-Z]\w+)\b", text)
+    return {f"{suite}.{case}" for suite, case in found if suite in suites or suite.endswith("Test")}
+
+
 class DocsTest(unittest.TestCase):
     def test_nothing_is_wrong(self):
         self.assertEqual(list(check_docs.problems()), [])
@@ -110,11 +117,23 @@ class DocsTest(unittest.TestCase):
         self.assertEqual(sorted(listed.replace("\\", "").split()), sorted(explained))
 
     def test_tests_that_are_named_exist(self):
-        defined = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
+        defined = re.compile(r"^(?:TYPED_)?TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
         tests = {".".join(names) for file in (ROOT / "tests").rglob("*.cpp") for names in defined.findall(file.read_text())}
-        named = set(re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", (ROOT / "docs" / "reference" / "reliability.md").read_text()))
-        self.assertGreater(len(named), 50)
-        self.assertEqual(sorted(named - tests), [])
+        named = {page: names_of_tests(page.read_text(), tests) for page in PAGES}
+        self.assertGreater(len(named[ROOT / "docs" / "reference" / "reliability.md"]), 50)
+        for page, names in named.items():
+            self.assertEqual(sorted(names - tests), [], page.name)
+
+    def test_names_of_tests_are_found(self):
+        tests = {"QueueTest.Puts", "Options.Words"}
+        for text, names in {
+            "`QueueTest.Puts`, `QueueTest.Gone`, `ReduceOp.AVG`": {"QueueTest.Puts", "QueueTest.Gone"},
+            "`Options.Gone`": {"Options.Gone"},
+            "`build/release/bin/ddp_test --gtest_filter=DdpTest.Gone`": {"DdpTest.Gone"},
+            "`Ranks/DdpTest.Gone/2`, `docs_test.py`, QueueTest.Puts.": {"DdpTest.Gone", "QueueTest.Puts"},
+        }.items():
+            with self.subTest(text=text):
+                self.assertEqual(names_of_tests(text, tests), names)
 
 
 if __name__ == "__main__":
