@@ -45,12 +45,13 @@ struct DistributedGroup {
                                 const OptimizerRule& rule);
 };
 
-// The result of a step at one owner. An owner steps all of its parameters, or none.
+// The result of a step at one owner. An owner steps all of its parameters, or none: what can refuse
+// a step is looked at before the first parameter changes.
 struct OwnerStep {
   enum class State {
     kStepped,
     kNotStepped,  // it failed there, and nothing was changed
-    kUnknown,     // the owner was lost, or did not answer in time
+    kUnknown,     // the owner was lost, did not answer in time, or failed in the middle
   };
 
   std::string worker;
@@ -101,7 +102,8 @@ class DistributedOptimizer {
 
   // Steps all parameters that have a gradient in the context. The others keep their value and their
   // optimizer state. Blocks until all owners have answered. Throws StepError if the step fails at
-  // an owner, kInvalidArgument if the context was released or belongs to another session.
+  // an owner, also if the context is released there meanwhile. Throws kInvalidArgument if the
+  // context was released or belongs to another session.
   std::vector<OwnerStep> step(const autograd::ContextRef& context) const;
 
   // An id for BackwardOptions::optimizers: each owner steps as soon as its part of the pass is

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -62,14 +64,32 @@ struct Rprop {
   double step_min = 1e-6, step_max = 50;
   bool maximize = false;
 };
-using OptimizerRule = std::variant<Sgd, Adam, AdamW, Adagrad, RmsProp, Adadelta, Adamax, Rprop>;
+
+namespace detail {
+using RuleVariant = std::variant<Sgd, Adam, AdamW, Adagrad, RmsProp, Adadelta, Adamax, Rprop>;
+template <class T, class... Rules>
+consteval bool is_one_of(std::type_identity<std::variant<Rules...>>) {
+  return (std::same_as<T, Rules> || ...);
+}
+}  // namespace detail
 
 // True for the rule types above.
 template <class T>
-concept IsRule = requires(OptimizerRule& rule) { std::get_if<T>(&rule); };
+concept IsRule = detail::is_one_of<T>(std::type_identity<detail::RuleVariant>());
 
-// Converts libtorch's options to a rule: those of SGD, Adam, AdamW, Adagrad and RMSprop. Throws
-// kInvalidArgument for other options.
+// One of these rules. std::visit, std::get and the like take it as a variant. It is made from a
+// rule, or from libtorch's options: those of SGD, Adam, AdamW, Adagrad and RMSprop.
+//
+//   convoy::OptimizerInBackward optimizer(model.reducer(), torch::optim::AdamWOptions(3e-4));
+struct OptimizerRule : detail::RuleVariant {
+  using variant::variant;
+  OptimizerRule() = default;
+  // Throws kInvalidArgument for options of other optimizers.
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  OptimizerRule(const torch::optim::OptimizerOptions& options);
+};
+
+// The same conversion as a function.
 OptimizerRule rule_of(const torch::optim::OptimizerOptions& options);
 
 // Parameters that share one rule.

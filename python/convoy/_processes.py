@@ -201,7 +201,7 @@ def _reduce_by_bytes(value: _Handled):
 
 class Published(_Handled):
     """Tensors of which one process publishes versions and others read the newest whole one; C++ has the
-    same as convoy::Published.
+    same as convoy::share::Published.
 
     Of a module (its parameters and buffers), a dict or a list of tensors. It can be an argument of
     spawn(), of multiprocessing's processes, and part of what goes over a channel or a queue.
@@ -241,7 +241,7 @@ class Published(_Handled):
         return self.version - snapshot.version
 
     def handle(self) -> torch.Tensor:
-        """A tensor that stands for it in a message to C++: convoy::Published<T>::open()."""
+        """A tensor that stands for it in a message to C++: convoy::share::Published<T>::open()."""
         return self._object.handle()
 
     @classmethod
@@ -255,7 +255,7 @@ class Published(_Handled):
 
 class Slots(_Handled):
     """Slots of tensors in shared memory which actors fill and a learner reads; C++ has the same as
-    convoy::Slots.
+    convoy::share::Slots.
 
         slots = convoy.Slots(16, {"states": ((64, 4), torch.float32)})
         while slot := slots.fill():              # an actor; None once they are closed

@@ -19,8 +19,11 @@ _STATES = {
     torch.optim.AdamW: ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
     torch.optim.Adagrad: ["sum"],
     torch.optim.RMSprop: ["square_avg", "momentum_buffer", "grad_avg"],
+    torch.optim.Adadelta: ["square_avg", "acc_delta"],
+    torch.optim.Adamax: ["exp_avg", "exp_inf"],
+    torch.optim.Rprop: ["step_size", "prev"],
 }
-_REFUSED = ["maximize", "capturable", "differentiable"]
+_REFUSED = ["capturable", "differentiable"]
 
 
 class _Elsewhere(defaultdict):
@@ -32,7 +35,8 @@ class _Elsewhere(defaultdict):
 
 
 class ShardedOptimizer(torch.optim.Optimizer, Joinable):
-    """torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop, divided among the ranks (ZeRO, stage 1).
+    """One of torch.optim's SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop, divided among the
+    ranks (ZeRO, stage 1).
 
         model = convoy.DistributedDataParallel(model)
         optimizer = convoy.ShardedOptimizer(model, torch.optim.AdamW, lr=3e-4)

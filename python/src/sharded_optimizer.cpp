@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "convoy/sharded_optimizer.h"
+#include "torch_rules.h"
 
 namespace py = pybind11;
 
@@ -14,44 +15,8 @@ namespace {
 namespace optim = torch::optim;
 using OptionsPtr = std::unique_ptr<optim::OptimizerOptions>;
 
-// A group of torch.optim's as options of C++.
 OptionsPtr options_of(const std::string& kind, const py::dict& group) {
-  const auto number = [&](const char* name) {
-    return static_cast<double>(py::float_(group[name]));  // numbers, and tensors of one
-  };
-  const auto flag = [&](const char* name) { return group[name].cast<bool>(); };
-  const auto betas = [&] { return group["betas"].cast<std::tuple<double, double>>(); };
-  if (kind == "SGD") {
-    return std::make_unique<optim::SGDOptions>(optim::SGDOptions(number("lr"))
-                                                   .momentum(number("momentum"))
-                                                   .dampening(number("dampening"))
-                                                   .weight_decay(number("weight_decay"))
-                                                   .nesterov(flag("nesterov")));
-  }
-  const auto adam = [&](auto options) -> OptionsPtr {
-    options.betas(betas()).eps(number("eps")).weight_decay(number("weight_decay"));
-    options.amsgrad(flag("amsgrad"));
-    return std::make_unique<decltype(options)>(options);
-  };
-  if (kind == "Adam") return adam(optim::AdamOptions(number("lr")));
-  if (kind == "AdamW") return adam(optim::AdamWOptions(number("lr")));
-  if (kind == "Adagrad") {
-    return std::make_unique<optim::AdagradOptions>(
-        optim::AdagradOptions(number("lr"))
-            .lr_decay(number("lr_decay"))
-            .weight_decay(number("weight_decay"))
-            .initial_accumulator_value(number("initial_accumulator_value"))
-            .eps(number("eps")));
-  }
-  if (kind == "RMSprop") {
-    return std::make_unique<optim::RMSpropOptions>(optim::RMSpropOptions(number("lr"))
-                                                       .alpha(number("alpha"))
-                                                       .eps(number("eps"))
-                                                       .weight_decay(number("weight_decay"))
-                                                       .momentum(number("momentum"))
-                                                       .centered(flag("centered")));
-  }
-  throw std::invalid_argument("no sharded optimizer is called " + kind);
+  return std::make_unique<RuleOptions>(rule_of(kind, group));
 }
 
 // Any of them: what ShardedOptimizer<Opt> adds is only the type of its options.

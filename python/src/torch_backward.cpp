@@ -77,7 +77,7 @@ TorchPassResult describe_failure(const std::exception_ptr& error) {
   } catch (const std::exception& thrown) {
     return make(ErrorKind::kRemote, "std::exception", thrown.what());
   } catch (...) {
-    return make(ErrorKind::kRemote, "", "something that is no std::exception");
+    return make(ErrorKind::kRemote, "", "an exception not derived from std::exception");
   }
 }
 

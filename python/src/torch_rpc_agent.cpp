@@ -442,10 +442,7 @@ void TorchRpcAgent::join(bool shutdown, float timeout) {
   settle(deadline);
   if (!shutdown) return;
   // What is left of the time, and enough of it to say goodbye.
-  session_.shutdown({.timeout = timeout == 0
-                                    ? std::chrono::milliseconds(0)
-                                    : std::max(to_milliseconds(static_cast<double>(timeout)),
-                                               std::chrono::milliseconds(1000))});
+  session_.shutdown({.timeout = std::max(deadline, Deadline::after(std::chrono::seconds(1)))});
 }
 
 void TorchRpcAgent::sync() { settle(Deadline::never()); }

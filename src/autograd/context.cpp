@@ -1,5 +1,7 @@
 #include "autograd/context.h"
 
+#include <ATen/Functions.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -72,6 +74,24 @@ Tail decode_tail(std::span<const std::byte> bytes) {
     fail(ErrorKind::kInvalidArgument, "malformed value of a call: there is more behind it");
   }
   return tail;
+}
+
+// Two leaves that got views of one buffer must not share it.
+at::Tensor without_sharing(at::Tensor gradient, const at::Tensor& leaf) {
+  const auto is_shared = [](const at::Tensor& t) { return t.storage().use_count() > 1; };
+  if (gradient.layout() == c10::kStrided) {
+    return is_shared(gradient) ? torch::autograd::utils::clone_obey_contract(gradient, leaf)
+                               : gradient;
+  }
+  if (!gradient.is_sparse()) return gradient;
+  // Its own tensors: _values() makes another one.
+  const auto& parts = static_cast<const at::SparseTensorImpl&>(*gradient.unsafeGetTensorImpl());
+  const at::Tensor indices = parts.indices();  // mostly shared with those of a lookup
+  const at::Tensor values = parts.values();
+  if (!is_shared(indices) && !is_shared(values)) return gradient;
+  return at::_sparse_coo_tensor_unsafe(
+      is_shared(indices) ? indices.clone() : indices, is_shared(values) ? values.clone() : values,
+      gradient.sizes(), gradient.options(), gradient.is_coalesced());
 }
 
 // Behind all that the context's creator does, for threads of others.
@@ -264,11 +284,7 @@ void ContextState::add(std::vector<std::pair<at::Tensor, at::Tensor>>&& gradient
   for (auto& [leaf, gradient] : gradients) {
     Gradient& sum = gradients_[leaf.unsafeGetTensorImpl()];
     sum.leaf = leaf;
-    // Two leaves that got views of one buffer must not share it.
-    if (!sum.value.defined() && gradient.layout() == c10::kStrided &&
-        gradient.storage().use_count() > 1) {
-      gradient = torch::autograd::utils::clone_obey_contract(gradient, leaf);
-    }
+    if (!sum.value.defined()) gradient = without_sharing(std::move(gradient), leaf);
     AccumulateGrad::accumulateGrad(leaf, sum.value, gradient, /*num_expected_refs=*/1,
                                    [&sum](at::Tensor&& value) { sum.value = std::move(value); });
     gradient.reset();

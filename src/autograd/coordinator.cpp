@@ -14,8 +14,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long the others are waited for that hear of the end of a pass.
+// How long the others are waited for that hear of the end of a pass, and how long they are told.
 constexpr auto kMostAbortTime = 5s;
+constexpr auto kMostTellTime = 60s;
 constexpr auto kLeastCommitTime = 10s;
 
 }  // namespace
@@ -94,7 +95,7 @@ void Coordinator::run(const std::vector<torch::autograd::Edge>& roots,
     done(registry_.self(), pass_->engaged());
     wait_for_all();
   } catch (...) {
-    if (!has_failed()) failed(pass_->describe(std::current_exception(), pass_->last_node()));
+    if (!has_failed()) failed(pass_->describe(std::current_exception(), pass_->failed_in()));
   }
   const std::optional<PassError> error = [this] {
     const std::scoped_lock lock(mutex_);
@@ -159,6 +160,8 @@ void Coordinator::spread(std::vector<Ports>&& ports) {
     std::uint32_t batch = 0;
     {
       const std::scoped_lock lock(mutex_);
+      // Those who take part may have been told of the end already; nobody else is to begin.
+      if (error_) return;
       participants_.insert(worker);
       batch = ++batches_[worker];
       ++open_;
@@ -298,6 +301,7 @@ Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
     for (const WorkerId worker : pass_->engaged()) answers->heard_of.insert(worker);
     const auto session = registry_.session();
     const auto deadline = Deadline::after(kMostAbortTime, session->agent().now());
+    const auto told_until = Deadline::after(kMostTellTime, session->agent().now());
     for (;;) {
       std::vector<WorkerId> next;
       {
@@ -312,11 +316,11 @@ Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {
       for (const WorkerId worker : next) {
         if (lost.contains(worker)) {
           registry_.ask<abort_pass>(
-              worker, deadline, [](const rpc::Future<AbortReply>&) {}, pass_->head(), why);
+              worker, told_until, [](const rpc::Future<AbortReply>&) {}, pass_->head(), why);
           continue;
         }
         registry_.ask<abort_pass>(
-            worker, deadline,
+            worker, told_until,
             [answers, worker,
              registry = registry_.shared_from_this()](const rpc::Future<AbortReply>& answer) {
               {

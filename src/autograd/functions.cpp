@@ -88,10 +88,15 @@ CONVOY_RPC(commit);
 
 AbortReply abort_pass(const PassHead& head, const std::string& why) {
   require_root(head.pass);
-  const auto pass = Registry::here().end_pass(head.pass);
-  if (!pass) return {};
+  Registry& registry = Registry::here();
+  auto pass = registry.find_pass(head.pass);
+  if (!pass) pass = registry.end_pass(head.pass);  // none is made from here on
+  if (!pass) return registry.abort_reply(head.pass);
   AbortReply reply = pass->abort(why);
+  // It is asked again if this takes its time: the pass stays until then.
   if (reply.stepped == Stepped::kIsBeing) reply.stepped = pass->stepped();
+  registry.keep_abort_reply(head.pass, reply);
+  registry.end_pass(head.pass);
   return reply;
 }
 CONVOY_RPC(abort_pass);

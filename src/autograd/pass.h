@@ -99,9 +99,11 @@ class Pass final : public GatedRun::Host,
   PassReport report() const;
   // Which gradients have not come: "the gradient of its reply of f to worker0 (message 3)".
   std::string waits_for() const;
-  PassError describe(const std::exception_ptr& error, const std::string& node = {}) const;
-  // That threw out of run().
-  const std::string& last_node() const { return node_; }
+  // `where`: empty, or the user's code that threw it: then it is this worker's failure, whatever
+  // that was waiting for (kRemote).
+  PassError describe(const std::exception_ptr& error, const std::string& where = {}) const;
+  // What threw out of run() or step(): "in MulBackward0"; empty: neither a node nor a hook.
+  const std::string& failed_in() const { return failed_in_; }
 
   // --- for the engine's run ---
 
@@ -193,7 +195,9 @@ class Pass final : public GatedRun::Host,
   std::size_t first_leaf_ = 0;                    // that has not been run
   std::size_t nodes_left_ = 0;
   std::chrono::steady_clock::time_point began_;
-  std::string node_;  // that runs, or ran last
+  std::string node_;       // that runs, or ran last
+  bool in_node_ = false;   // it runs
+  std::string failed_in_;  // see failed_in()
 };
 
 std::size_t bytes_of(const at::Tensor& gradient);

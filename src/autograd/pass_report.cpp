@@ -38,8 +38,8 @@ std::string Pass::waits_for_locked() const {
   if (count > 5) text += concat(" and ", count - 5, " more");
   if (fast_ && count != 0) {
     text +=
-        "; in FAST mode every tensor that was sent must be used: nobody sends a gradient for one "
-        "that is not";
+        "; in FAST mode every tensor that was sent must be used: unused tensors never get a "
+        "gradient";
   }
   return text;
 }
@@ -58,31 +58,28 @@ PassReport Pass::report() const {
   return report;
 }
 
-PassError Pass::describe(const std::exception_ptr& error, const std::string& node) const {
+PassError Pass::describe(const std::exception_ptr& error, const std::string& where) const {
   PassError result;
   result.worker = registry_.self();
   const auto set = [&](ErrorKind kind, const std::string& type, const std::string& text) {
     result.kind = static_cast<std::int32_t>(kind);
     result.type = type;
-    result.text = text;
-  };
-  const auto in_node = [&](const std::string& text) {
-    return node.empty() ? text : concat(text, " (in ", node, ")");
+    result.text = where.empty() ? text : concat(text, " (", where, ")");
   };
   try {
     std::rethrow_exception(error);
   } catch (const rpc::RemoteError& thrown) {
-    set(thrown.kind(), thrown.remote_type(), thrown.what());
+    set(where.empty() ? thrown.kind() : ErrorKind::kRemote, thrown.remote_type(), thrown.what());
   } catch (const Error& thrown) {
-    const bool kept =
-        thrown.kind() == ErrorKind::kTimeout || thrown.kind() == ErrorKind::kUnsupported;
+    const bool kept = thrown.kind() == ErrorKind::kUnsupported ||
+                      (thrown.kind() == ErrorKind::kTimeout && where.empty());
     set(kept ? thrown.kind() : ErrorKind::kRemote, type_name(typeid(thrown)), thrown.what());
   } catch (const c10::Error& thrown) {
-    set(ErrorKind::kRemote, type_name(typeid(thrown)), in_node(thrown.what_without_backtrace()));
+    set(ErrorKind::kRemote, type_name(typeid(thrown)), thrown.what_without_backtrace());
   } catch (const std::exception& thrown) {
-    set(ErrorKind::kRemote, type_name(typeid(thrown)), in_node(thrown.what()));
+    set(ErrorKind::kRemote, type_name(typeid(thrown)), thrown.what());
   } catch (...) {
-    set(ErrorKind::kRemote, "", in_node("something that is no std::exception"));
+    set(ErrorKind::kRemote, "", "an exception not derived from std::exception");
   }
   return result;
 }

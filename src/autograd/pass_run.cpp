@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "autograd/nodes.h"
 #include "autograd/pass.h"
@@ -28,6 +29,17 @@ constexpr std::size_t kMostSteppedFirst = std::size_t{1} << 18;  // bytes
 
 // How long the end of a step is waited for that is under way when its pass is aborted.
 constexpr std::chrono::seconds kMostStepTime(2);
+
+// Why a gate ends a run: no fault of a node.
+class GateError final : public Error {
+ public:
+  using Error::Error;
+};
+
+template <class... Parts>
+[[noreturn]] void end_gate(ErrorKind kind, const Parts&... parts) {
+  throw GateError(kind, concat(parts...));
+}
 
 // Of models whose gradients are reduced.
 bool has_sinks(const Walk& walk) {
@@ -61,14 +73,15 @@ Pass::Arrived Pass::next_gradient(std::uint64_t message) {
     record_.runs();
   }
   const std::scoped_lock lock(mutex_);
-  if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
+  if (aborted()) {
+    end_gate(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
+  }
   if (session->agent().is_shut_down()) {
-    fail(ErrorKind::kCancelled, "autograd: the session was shut down");
+    end_gate(ErrorKind::kCancelled, "autograd: the session was shut down");
   }
   if (!in_time) {
-    fail(ErrorKind::kTimeout,
-         "the backward pass has not ended by its deadline: ", registry_.name_of(registry_.self()),
-         " waits for ", waits_for_locked());
+    end_gate(ErrorKind::kTimeout, "the backward pass has not ended by its deadline: ",
+             registry_.name_of(registry_.self()), " waits for ", waits_for_locked());
   }
   const auto found = find();
   Gradient gradient = std::move(*found);
@@ -85,6 +98,8 @@ void Pass::send_back(const Received& received, std::vector<at::Tensor>&& gradien
   if (to == registry_.self()) return deliver(received.message, gradients);
   {
     const std::scoped_lock lock(mutex_);
+    // Whoever aborts it has been told whom to tell.
+    if (aborted()) return;
     engaged_.insert(to);
   }
   if (to != id_.root || bytes_of(gradients) > kMostHeldBack) {
@@ -96,9 +111,14 @@ void Pass::send_back(const Received& received, std::vector<at::Tensor>&& gradien
   }
 }
 
-void Pass::before_node(const char* name) { node_ = name; }
+void Pass::before_node(const char* name) {
+  node_ = name;
+  in_node_ = true;
+}
 
 bool Pass::after_node() {
+  // Of one that throws it is called, too.
+  in_node_ = std::uncaught_exceptions() != 0;
   if (nodes_left_ != 0) --nodes_left_;
   if (!for_root_.empty() && std::chrono::steady_clock::now() - began_ > kMostHeldTime) {
     flush(false);
@@ -209,9 +229,17 @@ void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
   engine_ = &engine;
   try {
     engine.run(roots, std::move(gradients), retain_);
+  } catch (const GateError&) {
+    engine_ = nullptr;
+    loans_.clear();
+    throw;
   } catch (...) {
     engine_ = nullptr;
     loans_.clear();
+    // Ours run nobody's code.
+    if (!in_node_ || !node_.starts_with("convoy::")) {
+      failed_in_ = concat(in_node_ ? "in " : "in a hook after ", node_.empty() ? "a node" : node_);
+    }
     throw;
   }
   engine_ = nullptr;
@@ -245,23 +273,23 @@ void Pass::step() {
     if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
     stepped_ = Stepped::kIsBeing;
   }
-  std::size_t count = 0;
-  try {
-    const rpc::detail::RecorderScope not_recorded(nullptr);
-    count = step_hook()(*registry_.session(), optimizers_, Gradients(std::move(items)));
-  } catch (...) {
+  std::size_t begun = 0;
+  const auto ended = [&] {
     {
       const std::scoped_lock lock(mutex_);
-      stepped_ = Stepped::kNothing;
+      stepped_ = begun == 0 ? Stepped::kNothing : Stepped::kStepped;
     }
     registry_.wake();
+  };
+  try {
+    const rpc::detail::RecorderScope not_recorded(nullptr);
+    step_hook()(*registry_.session(), optimizers_, Gradients(std::move(items)), begun);
+  } catch (...) {
+    ended();
+    failed_in_ = "in the step of an optimizer";
     throw;
   }
-  {
-    const std::scoped_lock lock(mutex_);
-    stepped_ = count == 0 ? Stepped::kNothing : Stepped::kStepped;
-  }
-  registry_.wake();
+  ended();
 }
 
 Stepped Pass::stepped() const {
@@ -287,7 +315,7 @@ void Pass::run_for_root() noexcept {
     } catch (...) {
       record_.ends(PassRecord::End::kFailed);
       if (!aborted()) {
-        tell_root(describe(std::current_exception(), node_));
+        tell_root(describe(std::current_exception(), failed_in_));
       }
     }
     answer_all();

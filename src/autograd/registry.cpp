@@ -1,5 +1,7 @@
 #include "autograd/registry.h"
 
+#include <algorithm>
+
 #include "autograd/coordinator.h"
 #include "autograd/functions.h"
 #include "autograd/pass.h"
@@ -16,6 +18,8 @@ constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kCreatorShift) - 1;
 
 // Runs of the engine that take less do not need a thread of their own.
 constexpr std::chrono::nanoseconds kShortRun = 300us;
+
+constexpr std::size_t kMostAbortReplies = 256;
 
 // How long a worker that does not answer is told that a context is over.
 constexpr auto kMostReleaseTime = 60s;
@@ -205,6 +209,12 @@ std::shared_ptr<ContextState> Registry::find(ContextId id) const {
   return found == contexts_.end() ? nullptr : found->second;
 }
 
+bool Registry::was_released(ContextId id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto released = released_.find(static_cast<WorkerId>(id >> kCreatorShift));
+  return released != released_.end() && released->second.contains(id & kNumberMask);
+}
+
 std::shared_ptr<ContextState> Registry::find_or_make(ContextId id) {
   const auto creator = static_cast<WorkerId>(id >> kCreatorShift);
   const bool own = creator == self();
@@ -379,6 +389,19 @@ std::shared_ptr<Pass> Registry::end_pass(const PassId& id) {
   pass = std::move(found->second);
   passes_.erase(found);
   return pass;
+}
+
+void Registry::keep_abort_reply(const PassId& id, const AbortReply& reply) {
+  const std::scoped_lock lock(mutex_);
+  abort_replies_.emplace_back(id, reply);
+  if (abort_replies_.size() > kMostAbortReplies) abort_replies_.pop_front();
+}
+
+AbortReply Registry::abort_reply(const PassId& id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = std::find_if(abort_replies_.begin(), abort_replies_.end(),
+                                  [&](const auto& each) { return each.first == id; });
+  return found == abort_replies_.end() ? AbortReply() : found->second;
 }
 
 std::size_t Registry::passes() const {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -80,6 +81,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::shared_ptr<ContextState> make_context();
   // nullptr: it is not here.
   std::shared_ptr<ContextState> find(ContextId id) const;
+  // It is over, as far as this worker was told. false: it lives, or never came here.
+  bool was_released(ContextId id) const;
   // nullptr: it was released. kResource.
   std::shared_ptr<ContextState> find_or_make(ContextId id);
   std::uint64_t next_message();
@@ -102,6 +105,9 @@ class Registry : public std::enable_shared_from_this<Registry> {
   bool has_ended(const PassId& id) const;
   // Whatever still comes of it is late.
   std::shared_ptr<Pass> end_pass(const PassId& id);
+  // Who asks again what became of a pass that was aborted here gets the same answer, for a while.
+  void keep_abort_reply(const PassId& id, const AbortReply& reply);
+  AbortReply abort_reply(const PassId& id) const;
   std::size_t passes() const;
   std::vector<std::shared_ptr<Pass>> passes_of(ContextId id) const;
 
@@ -134,7 +140,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::map<PassId, std::weak_ptr<Coordinator>> coordinators_;
   std::uint64_t last_context_ = 0;
   std::uint64_t last_pass_ = 0;
-  std::set<std::uint64_t> live_passes_;  // numbers of those whose root is here
+  std::set<std::uint64_t> live_passes_;                      // numbers of those whose root is here
+  std::deque<std::pair<PassId, AbortReply>> abort_replies_;  // the last ones
 
   std::atomic<std::uint64_t> last_message_{0};
   std::atomic<std::int64_t> average_run_{0};  // nanoseconds

@@ -1,6 +1,10 @@
 // Passes whose roots are references.
 #include "convoy/rref.h"
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "autograd/registry.h"
 #include "base/error.h"
 #include "convoy/autograd.h"
@@ -26,9 +30,19 @@ struct PassOptions {
   CONVOY_FIELDS(fast, retain, deterministic, timeout, optimizers)
 };
 
+// Why a pass failed that ran at the owner. It is a result: the error of a call would be the
+// owner's, whoever's it is.
+struct PassFailure {
+  std::int32_t kind = 0;
+  std::string worker;  // empty: the owner; there was no pass
+  std::string type;
+  std::string text;
+  CONVOY_FIELDS(kind, worker, type, text)
+};
+
 // At the owner.
-void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context,
-                           const PassOptions& sent) {
+std::optional<PassFailure> backward_of_reference(const rpc::RRef<at::Tensor>& root,
+                                                 ContextId context, const PassOptions& sent) {
   BackwardOptions options;
   options.mode = sent.fast ? Mode::kFast : Mode::kSmart;
   options.retain_graph = sent.retain;
@@ -37,7 +51,15 @@ void backward_of_reference(const rpc::RRef<at::Tensor>& root, ContextId context,
   options.optimizers = sent.optimizers;
   // The value first: the call that makes it also makes the context here, and may still be running.
   const at::Tensor& value = root.local_value();
-  find(rpc::current().session(), context).backward({value}, options);
+  try {
+    find(rpc::current().session(), context).backward({value}, options);
+    return std::nullopt;
+  } catch (const rpc::RemoteError& error) {
+    return PassFailure{static_cast<std::int32_t>(error.kind()), error.worker(), error.remote_type(),
+                       error.what()};
+  } catch (const Error& error) {
+    return PassFailure{static_cast<std::int32_t>(error.kind()), "", "", error.what()};
+  }
 }
 CONVOY_RPC(backward_of_reference);
 
@@ -56,12 +78,22 @@ void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
                        options.timeout < std::chrono::milliseconds::max() - kCallMargin;
   call.timeout = limited ? options.timeout + kCallMargin : std::chrono::milliseconds(0);
   const rpc::detail::RecorderScope not_recorded(nullptr);
-  context.session()
-      .to(root.owner(), call)
-      .rpc_sync<detail::backward_of_reference>(
-          root, context.id(),
-          detail::PassOptions{options.mode == Mode::kFast, options.retain_graph,
-                              options.deterministic, options.timeout.count(), options.optimizers});
+  const auto failure = context.session()
+                           .to(root.owner(), call)
+                           .rpc_sync<detail::backward_of_reference>(
+                               root, context.id(),
+                               detail::PassOptions{options.mode == Mode::kFast,
+                                                   options.retain_graph, options.deterministic,
+                                                   options.timeout.count(), options.optimizers});
+  if (!failure) return;
+  const auto kind = static_cast<ErrorKind>(failure->kind);
+  if (!failure->worker.empty()) {
+    throw rpc::RemoteError(kind, failure->text, failure->worker, failure->type);
+  }
+  const std::string owner = root.owner_name();
+  throw rpc::RemoteError(
+      kind, concat("autograd: backward() of a reference, on ", owner, ": ", failure->text), owner,
+      failure->type);
 }
 
 }  // namespace convoy::autograd

@@ -13,9 +13,11 @@ class SessionImpl;
 // part of a pass that has BackwardOptions::optimizers.
 namespace convoy::autograd::detail {
 
-// The parameters of this worker that it has stepped; 0 if it has none of these optimizers.
-using StepHook = std::size_t (*)(rpc::detail::SessionImpl& session,
-                                 const std::vector<StepId>& optimizers, const Gradients& gradients);
+// Steps all parameters of this worker that have a gradient, or none and throws; none, if it has
+// none of these optimizers. Counts in `begun` those that it begins with, also if it throws in the
+// middle.
+using StepHook = void (*)(rpc::detail::SessionImpl& session, const std::vector<StepId>& optimizers,
+                          const Gradients& gradients, std::size_t& begun);
 // Before main().
 bool set_step_hook(StepHook hook);
 StepHook step_hook();

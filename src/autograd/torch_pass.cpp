@@ -79,7 +79,7 @@ struct TorchPass::Impl final : public GatedRun::Host {
     RECORD_FUNCTION("torch::distributed::autograd::SendRpcBackward", {});
     const auto found = walk.sends().find(static_cast<std::uint64_t>(arrived.message));
     if (found == walk.sends().end() || found->second.tensors.size() != arrived.gradients.size()) {
-      fail(ErrorKind::kInternal, "autograd: gradients have come that nobody waits for: message ",
+      fail(ErrorKind::kInternal, "autograd: unexpected gradients arrived: message ",
            arrived.message);
     }
     return {&found->second, std::move(arrived.gradients)};

@@ -149,8 +149,8 @@ std::uint64_t agree(const ProcessGroup& group, const std::string& what,
   }
   std::string reason = by_cause(errors);
   if (reason.empty()) reason = difference(texts) + "; it must be the same on all ranks";
-  fail(kind, what, ", group \"", group.name(), "\", rank ", group.rank(),
-       " of ", group.size(), ": ", reason);
+  fail(kind, what, ", group \"", group.name(), "\", rank ", group.rank(), " of ", group.size(),
+       ": ", reason);
 }
 
 }  // namespace convoy

@@ -15,7 +15,8 @@ namespace convoy {
 
 // Collective: kInvalidArgument on every rank unless all pass the same lines, naming the first
 // difference and who has it. Only a digest travels unless they differ. A rank that has an `error`
-// instead of lines makes it everyone's, with the kind of the first rank's. Returns rank 0's `number`.
+// instead of lines makes it everyone's, with the kind of the first rank's. Returns rank 0's
+// `number`.
 std::uint64_t agree(const ProcessGroup& group, const std::string& what,
                     const std::vector<std::string>& lines,
                     const std::optional<Error>& error = std::nullopt, std::uint64_t number = 0);

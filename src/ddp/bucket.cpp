@@ -21,9 +21,10 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
 }
 
 bool is_alias(const at::Tensor& tensor, const at::Tensor& slot) {
-  return tensor.defined() && tensor.layout() == c10::kStrided &&
-         tensor.const_data_ptr() == slot.const_data_ptr() && tensor.is_alias_of(slot) &&
-         tensor.sizes().equals(slot.sizes()) && tensor.strides().equals(slot.strides());
+  return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_conj() &&
+         !tensor.is_neg() && tensor.const_data_ptr() == slot.const_data_ptr() &&
+         tensor.is_alias_of(slot) && tensor.sizes().equals(slot.sizes()) &&
+         tensor.strides().equals(slot.strides());
 }
 
 const at::Tensor& Bucket::handle(std::size_t slot) {

@@ -189,7 +189,7 @@ void DdpCore::Impl::undo_forward() {
 }
 
 void DdpCore::Impl::forward_failed() {
-  std::string why = "something that is no exception of std";
+  std::string why = "an exception not derived from std::exception";
   try {
     if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
     why = "an exception";

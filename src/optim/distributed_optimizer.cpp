@@ -188,7 +188,7 @@ void DistributedOptimizer::set_rule(std::size_t group, const OptimizerRule& rule
     if (group >= rules.size()) refuse_distributed("there is no group ", group);
     if (rules[group].index() != rule.index()) {
       refuse_distributed("group ", group, " cannot change from ", describe(rules[group]), " to ",
-                         describe(rule), ": what it keeps would mean something else");
+                         describe(rule), ": its state belongs to the old rule");
     }
     rules[group] = rule;
   });

@@ -41,7 +41,7 @@ OwnerFailure failure_of(const std::exception_ptr& thrown) {
   } catch (const std::exception& error) {
     return {ErrorKind::kRemote, error.what(), ""};
   } catch (...) {
-    return {ErrorKind::kRemote, "something that is no std::exception", ""};
+    return {ErrorKind::kRemote, "an exception not derived from std::exception", ""};
   }
 }
 
@@ -72,17 +72,22 @@ std::vector<OwnerStep> DistributedOptimizer::Impl::at_owners(const std::vector<s
       if ((owner.here != nullptr) != local) continue;
       OwnerStep& step = steps[i];
       step.worker = owner.worker.name;
+      bool halfway = false;
       try {
         if (pending[i].error) std::rethrow_exception(pending[i].error);
-        what.note(step, which[i],
-                  local ? what.here(*owner.here, which[i]) : pending[i].future->wait());
+        const detail::LocalStep result =
+            local ? what.here(*owner.here, which[i]) : pending[i].future->wait();
+        what.note(step, which[i], result);
+        halfway = !result.trouble.empty();
+        if (halfway) fail(ErrorKind::kRemote, result.trouble);
         step.state = OwnerStep::State::kStepped;
       } catch (...) {
         OwnerFailure failure = failure_of(std::current_exception());
         // A call that was not answered may have run.
         const bool answered = local || pending[i].error || failure.kind == ErrorKind::kRemote ||
                               failure.kind == ErrorKind::kInvalidArgument;
-        step.state = answered ? OwnerStep::State::kNotStepped : OwnerStep::State::kUnknown;
+        step.state =
+            answered && !halfway ? OwnerStep::State::kNotStepped : OwnerStep::State::kUnknown;
         step.error = failure.text;
         if (failed && *failed < i) continue;
         failed = i;

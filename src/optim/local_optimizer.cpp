@@ -1,12 +1,14 @@
 #include "optim/local_optimizer.h"
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include <map>
 #include <set>
 #include <utility>
 
+#include "autograd/registry.h"
 #include "autograd/step_hook.h"
 #include "base/error.h"
 #include "base/guarded.h"
@@ -41,19 +43,19 @@ Guarded<OptimizersHere>& optimizers_here() {
   return *all;
 }
 
-std::size_t step_in_pass(rpc::detail::SessionImpl& session,
-                         const std::vector<autograd::StepId>& optimizers,
-                         const autograd::Gradients& gradients) {
-  std::size_t stepped = 0;
-  for (const autograd::StepId id : optimizers) {
-    const auto optimizer = [&] {
-      auto all = optimizers_here().lock();
+void step_in_pass(rpc::detail::SessionImpl& session,
+                  const std::vector<autograd::StepId>& optimizers,
+                  const autograd::Gradients& gradients, std::size_t& begun) {
+  std::vector<LocalOptimizerPtr> here;
+  {
+    auto all = optimizers_here().lock();
+    for (const autograd::StepId id : optimizers) {
       const auto found = all->find({&session, id});
-      return found == all->end() ? nullptr : found->second.lock();
-    }();
-    if (optimizer) stepped += optimizer->step(gradients, {}).stepped;
+      if (found == all->end()) continue;
+      if (auto optimizer = found->second.lock()) here.push_back(std::move(optimizer));
+    }
   }
-  return stepped;
+  LocalOptimizer::step_all(here, gradients, begun);
 }
 [[maybe_unused]] const bool kStepsInPasses = autograd::detail::set_step_hook(&step_in_pass);
 
@@ -78,6 +80,9 @@ LocalOptimizer::LocalOptimizer(const rpc::Session& session, autograd::StepId id,
     }
     if (parameter.layout() != c10::kStrided || !parameter.device().is_cpu()) {
       refuse_parameter(each.name, "it is not a dense tensor of the CPU's");
+    }
+    if (at::has_internal_overlap(parameter) == at::MemOverlap::Yes) {
+      refuse_parameter(each.name, "several of its elements are one number in memory (expand)");
     }
     if (!SteppedParameter::can_step(parameter)) {
       refuse_parameter(each.name, "it is of ", parameter.scalar_type(),
@@ -120,26 +125,40 @@ LocalOptimizer::Update LocalOptimizer::update_of(Member& member, const at::Tenso
                      gradient.sizes(), ", not ", member.parameter.scalar_type(), " of sizes ",
                      member.parameter.sizes());
   }
-  if (gradient.layout() == c10::kStrided) return {&member, member.laid_out(gradient)};
+  if (gradient.layout() == c10::kStrided) return {&member, &rule, member.laid_out(gradient)};
   if (gradient.layout() != c10::kSparse || !takes_sparse(rule)) {
     refuse_parameter(member.name, "its gradient is sparse, which ", describe(rule),
                      " does not take; SGD and Adagrad without weight decay do");
   }
+  check_places(member, gradient);
   const bool rows = steps_rows_only(rule) && gradient.sparse_dim() == 1;
-  return {&member, rows ? gradient.coalesce() : member.laid_out(gradient.to_dense())};
+  return {&member, &rule, rows ? gradient.coalesce() : member.laid_out(gradient.to_dense())};
 }
 
-std::vector<LocalOptimizer::Update> LocalOptimizer::prepare(const autograd::Gradients& gradients) {
+// libtorch believes the indices of a sparse tensor, and would write anywhere.
+void LocalOptimizer::check_places(const Member& member, const at::Tensor& gradient) {
+  const at::Tensor indices = gradient._indices();
+  if (indices.numel() == 0) return;
+  for (std::int64_t d = 0; d < gradient.sparse_dim(); ++d) {
+    const auto least = indices[d].min().item<std::int64_t>();
+    const auto most = indices[d].max().item<std::int64_t>();
+    if (least >= 0 && most < gradient.size(d)) continue;
+    refuse_parameter(member.name, "its sparse gradient has index ", least < 0 ? least : most,
+                     " in dimension ", d, " of size ", gradient.size(d));
+  }
+}
+
+std::vector<LocalOptimizer::Update> LocalOptimizer::prepare(
+    const std::vector<LocalOptimizer*>& optimizers, const autograd::Gradients& gradients) {
   std::vector<Update> updates;
-  updates.reserve(members_.size());
   try {
-    for (Member& member : members_) {
-      if (!gradients.contains(member.parameter)) continue;
-      updates.push_back(update_of(member, gradients.at(member.parameter)));
+    for (LocalOptimizer* const optimizer : optimizers) {
+      for (Member& member : optimizer->members_) {
+        if (!gradients.contains(member.parameter)) continue;
+        updates.push_back(optimizer->update_of(member, gradients.at(member.parameter)));
+      }
     }
-    for (Update& update : updates) {
-      update.first = update.member->make_states(rules_.rules.at(update.member->group));
-    }
+    for (Update& update : updates) update.first = update.member->make_states(*update.rule);
   } catch (...) {
     for (const Update& update : updates) {
       if (update.first) update.member->states = {};  // as if it had never been tried
@@ -149,20 +168,45 @@ std::vector<LocalOptimizer::Update> LocalOptimizer::prepare(const autograd::Grad
   return updates;
 }
 
+void LocalOptimizer::run(const std::vector<Update>& updates, std::size_t& begun) {
+  for (const auto& [member, rule, gradient, first] : updates) {
+    ++begun;
+    if (gradient.is_sparse()) {
+      member->step_rows_made(*rule, first, gradient);
+    } else {
+      member->step_made(*rule, first, gradient, 1);
+    }
+  }
+}
+
 LocalStep LocalOptimizer::step(const autograd::Gradients& gradients, const RuleList& rules) {
   const at::NoGradGuard no_grad;
   const auto turn = turns_->take();
   take_rules(rules);
-  const auto updates = prepare(gradients);
-  for (const auto& [member, gradient, first] : updates) {
-    const OptimizerRule& rule = rules_.rules.at(member->group);
-    if (gradient.is_sparse()) {
-      member->step_rows_made(rule, first, gradient);
-    } else {
-      member->step_made(rule, first, gradient, 1);
-    }
+  const auto updates = prepare({this}, gradients);
+  std::size_t begun = 0;
+  LocalStep step{updates.size(), members_.size() - updates.size()};
+  try {
+    run(updates, begun);
+  } catch (const std::exception& error) {
+    step.stepped = begun;
+    step.trouble = concat("after ", begun - 1, " of ", updates.size(), " parameters, ",
+                          updates.at(begun - 1).member->name, ": ", error.what());
   }
-  return {updates.size(), members_.size() - updates.size()};
+  return step;
+}
+
+void LocalOptimizer::step_all(const std::vector<LocalOptimizerPtr>& optimizers,
+                              const autograd::Gradients& gradients, std::size_t& begun) {
+  const at::NoGradGuard no_grad;
+  std::vector<LocalOptimizer*> all;
+  std::vector<const StepTurns*> sets;
+  for (const LocalOptimizerPtr& optimizer : optimizers) {
+    all.push_back(optimizer.get());
+    sets.push_back(optimizer->turns_.get());
+  }
+  const auto turns = StepTurns::take_all(sets);
+  run(prepare(all, gradients), begun);
 }
 
 LocalStep LocalOptimizer::step_in(const rpc::Session& session, autograd::ContextId context,
@@ -171,9 +215,11 @@ LocalStep LocalOptimizer::step_in(const rpc::Session& session, autograd::Context
     try {
       return autograd::find(session, context).gradients();
     } catch (const Error& error) {
-      // This worker has had no part in it, and so no gradients.
       if (error.kind() != ErrorKind::kInvalidArgument) throw;
-      return autograd::Gradients();
+      if (autograd::detail::Registry::of(session).was_released(context)) {
+        fail(ErrorKind::kInvalidArgument, "autograd: context ", context, " has been released");
+      }
+      return autograd::Gradients();  // this worker has had no part in it, and so no gradients
     }
   }();
   return step(gradients, rules);
@@ -214,7 +260,7 @@ LocalStep LocalOptimizer::load(const std::vector<KeptOfParameter>& all) {
     }
     const Member& now = *found->second;
     if (one.rule != rules_.rules.at(now.group).index()) {
-      refuse_parameter(now.name, "what was kept of it is another rule's, not that of ",
+      refuse_parameter(now.name, "its saved state belongs to another rule, not ",
                        describe(rules_.rules.at(now.group)));
     }
     Member next = now;
@@ -223,8 +269,8 @@ LocalStep LocalOptimizer::load(const std::vector<KeptOfParameter>& all) {
       next.states[k].reset();
       if (!one.states[k].defined()) continue;
       if (one.states[k].numel() != now.parameter.numel()) {
-        refuse_parameter(now.name, "what was kept of it has ", one.states[k].numel(),
-                         " elements, not ", now.parameter.numel());
+        refuse_parameter(now.name, "its saved state has ", one.states[k].numel(), " elements, not ",
+                         now.parameter.numel());
       }
       next.states[k] = next.state_from(one.states[k]);
     }

@@ -42,6 +42,7 @@ inline auto fields(Adamax& r) {
 inline auto fields(Rprop& r) {
   return std::tie(r.lr, r.eta_minus, r.eta_plus, r.step_min, r.step_max, r.maximize);
 }
+inline auto fields(OptimizerRule& r) { return std::tie(static_cast<detail::RuleVariant&>(r)); }
 
 namespace detail {
 
@@ -63,7 +64,9 @@ struct RuleList {
 
 struct LocalStep {
   std::uint64_t stepped = 0, skipped = 0;  // parameters
-  CONVOY_FIELDS(stepped, skipped)
+  // What ended it in the middle: `stepped` are those that it began with.
+  std::string trouble = {};
+  CONVOY_FIELDS(stepped, skipped, trouble)
 };
 
 // What an optimizer keeps of one parameter.
@@ -89,6 +92,10 @@ class LocalOptimizer {
 
   // All parameters that have a gradient, or none and an exception.
   LocalStep step(const autograd::Gradients& gradients, const RuleList& rules);
+  // The same of several optimizers: all of them, or none. Counts in `begun` what it begins with,
+  // also if an exception then ends it in the middle.
+  static void step_all(const std::vector<std::shared_ptr<LocalOptimizer>>& optimizers,
+                       const autograd::Gradients& gradients, std::size_t& begun);
   LocalStep step_in(const rpc::Session& session, autograd::ContextId context,
                     const RuleList& rules);
 
@@ -108,14 +115,18 @@ class LocalOptimizer {
   };
   struct Update {
     Member* member;
+    const OptimizerRule* rule;
     at::Tensor gradient;
     bool first = false;
   };
 
   void take_rules(const RuleList& rules);
-  // All that can fail.
-  std::vector<Update> prepare(const autograd::Gradients& gradients);
+  // All that can fail, but for memory. Changes nothing, if it throws.
+  static std::vector<Update> prepare(const std::vector<LocalOptimizer*>& optimizers,
+                                     const autograd::Gradients& gradients);
+  static void run(const std::vector<Update>& updates, std::size_t& begun);
   Update update_of(Member& member, const at::Tensor& gradient) const;
+  static void check_places(const Member& member, const at::Tensor& gradient);
 
   const std::pair<const void*, autograd::StepId> key_;  // of its session, in passes
   std::vector<Member> members_;

@@ -266,7 +266,7 @@ void OptimizerInBackward::set_rule(std::size_t group, const OptimizerRule& rule)
   check_rule(kName, rule);
   if (rule.index() != impl_->rules[group].index()) {
     refuse_in_backward("group ", group, " cannot change from ", describe(impl_->rules[group]),
-                       " to ", describe(rule), ": what it keeps would mean something else");
+                       " to ", describe(rule), ": its state belongs to the old rule");
   }
   impl_->rules[group] = rule;
 }

@@ -42,9 +42,11 @@ OptimizerRule rule_of(const torch::optim::OptimizerOptions& options) {
   }
   fail(ErrorKind::kInvalidArgument,
        "there is no rule for these options; give those of SGD, Adam, AdamW, Adagrad or RMSprop, or "
-       "a "
-       "rule of convoy/optimizer_rules.h");
+       "a rule of convoy/optimizer_rules.h");
 }
+
+OptimizerRule::OptimizerRule(const torch::optim::OptimizerOptions& options)
+    : OptimizerRule(rule_of(options)) {}
 
 RuleOptions::RuleOptions(const torch::optim::OptimizerOptions& options) : rule_(rule_of(options)) {}
 

@@ -31,12 +31,15 @@ template <class... Text>
   throw AgreedError(ErrorKind::kInvalidArgument, concat(kShardedName, ": ", text...));
 }
 
+// Its memory holds the conjugates of its values, or their negatives.
+bool is_lazy(const at::Tensor& gradient) { return gradient.is_conj() || gradient.is_neg(); }
+
 // True if other ranks can add it up where it is. For norms sums are written there: it must be
 // nobody else's.
 bool can_be_read(const at::Tensor& gradient, const at::Tensor& home) {
   return gradient.scalar_type() == home.scalar_type() &&
          gradient.strides().equals(home.strides()) && is_shared_memory(gradient) &&
-         gradient.storage().use_count() == 1;
+         gradient.storage().use_count() == 1 && !is_lazy(gradient);
 }
 
 }  // namespace
@@ -105,7 +108,7 @@ ShardedOptimizerBase::Impl::Own ShardedOptimizerBase::Impl::look_at_gradients(
     const Reducer::Impl& reducer) const {
   Own own{.has = std::vector<bool>(members_.size()), .places = Places(members_.size())};
   try {
-    if (stuck_) fail(ErrorKind::kTimeout, "its thread has not come back from a step before");
+    if (stuck_) fail(ErrorKind::kTimeout, "the update thread of an earlier step is still running");
     for (std::size_t m = 0; m < members_.size(); ++m) {
       const ShardedParameter& member = members_[m];
       const at::Tensor& gradient = member.parameter.grad();
@@ -182,7 +185,8 @@ std::vector<ShardedOptimizerBase::Impl::Gradient> ShardedOptimizerBase::Impl::gr
     } else {
       const at::Tensor& home = members_[m].home;
       at::Tensor tensor = options_.in_backward ? place : members_[m].parameter.grad();
-      if (tensor.scalar_type() != home.scalar_type() || !tensor.strides().equals(home.strides())) {
+      if (tensor.scalar_type() != home.scalar_type() || !tensor.strides().equals(home.strides()) ||
+          is_lazy(tensor)) {
         tensor = at::empty_like(home).copy_(tensor);
       }
       gradient.sources = {static_cast<const std::byte*>(tensor.const_data_ptr())};

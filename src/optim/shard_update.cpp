@@ -292,7 +292,9 @@ void ShardedOptimizerBase::Impl::launched(std::size_t index, bool good,
 
 // What the thread needs for this bucket.
 void ShardedOptimizerBase::Impl::prepare(std::size_t index, Launched& item) {
-  if (stuck_) fail(ErrorKind::kTimeout, kShardedName, ": its thread has not come back");
+  if (stuck_)
+    fail(ErrorKind::kTimeout, kShardedName,
+         ": the update thread of an earlier step is still running");
   if (!round_.begun) take_rules();  // before the thread has work
   round_.begun = true;
   const auto reducer = reducer_.lock();

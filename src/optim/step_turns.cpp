@@ -93,4 +93,19 @@ StepTurns::~StepTurns() {
 
 std::unique_lock<std::mutex> StepTurns::take() const { return lock_circle(circle_).second; }
 
+std::vector<std::unique_lock<std::mutex>> StepTurns::take_all(
+    const std::vector<const StepTurns*>& sets) {
+  for (;;) {
+    std::set<CirclePtr> circles;  // in one order for all who take several
+    for (const StepTurns* const each : sets) circles.insert(lock_circle(each->circle_).first);
+    std::vector<std::unique_lock<std::mutex>> turns;
+    bool joined = false;
+    for (const CirclePtr& circle : circles) {
+      turns.emplace_back(circle->mutex);
+      joined |= circle->joined != nullptr;  // since it was looked for
+    }
+    if (!joined) return turns;
+  }
+}
+
 }  // namespace convoy

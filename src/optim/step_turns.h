@@ -23,6 +23,9 @@ class StepTurns {
 
   // Waits for it.
   std::unique_lock<std::mutex> take() const;
+  // Those of several sets at once, which may share memory.
+  static std::vector<std::unique_lock<std::mutex>> take_all(
+      const std::vector<const StepTurns*>& sets);
 
   struct Circle;  // opaque
 

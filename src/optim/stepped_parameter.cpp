@@ -56,6 +56,11 @@ at::Tensor made_like(const at::Tensor& parameter) {
              : at::empty(parameter.sizes(), options);
 }
 
+// What its memory holds are its values, without holes.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 bool keeps_state(const OptimizerRule& rule, std::size_t k) {
   return (states_of(rule) >> k & 1) != 0;
 }
@@ -68,10 +73,12 @@ bool SteppedParameter::can_step(const at::Tensor& parameter) {
 }
 
 at::Tensor SteppedParameter::laid_out(const at::Tensor& gradient) const {
+  // Conjugates and negatives may be mere bits on what lies in memory, as in the backward of conj().
+  const at::Tensor values = gradient.resolve_conj().resolve_neg();
   const bool fits = parameter.is_non_overlapping_and_dense()
-                        ? gradient.strides().equals(parameter.strides())
-                        : gradient.is_contiguous();
-  return fits ? gradient : made_like(parameter).copy_(gradient);
+                        ? values.strides().equals(parameter.strides())
+                        : values.is_contiguous();
+  return fits ? values : made_like(parameter).copy_(values);
 }
 
 bool SteppedParameter::make_states(const OptimizerRule& rule) {
@@ -79,7 +86,10 @@ bool SteppedParameter::make_states(const OptimizerRule& rule) {
   const bool first = !states[0].defined();
   for (std::size_t k = 0; k < kMostStates; ++k) {
     if (!keeps_state(rule, k) || states[k].defined()) continue;
-    states[k] = made_like(parameter).fill_(k == 0 ? initial_state(rule) : 0);
+    states[k] = made_like(parameter);
+    // Both parts of complex numbers, as torch.optim has it.
+    (states[k].is_complex() ? at::view_as_real(states[k]) : states[k])
+        .fill_(k == 0 ? initial_state(rule) : 0);
   }
   return first;
 }
@@ -87,16 +97,16 @@ bool SteppedParameter::make_states(const OptimizerRule& rule) {
 void SteppedParameter::step_made(const OptimizerRule& rule, bool first, const at::Tensor& gradient,
                                  double scale) {
   const at::NoGradGuard no_grad;
-  const bool dense = parameter.is_non_overlapping_and_dense();
+  const bool plain = is_plain(parameter);
   const at::Tensor work =
-      dense ? parameter.detach() : made_like(parameter).copy_(parameter.detach());
+      plain ? parameter.detach() : made_like(parameter).copy_(parameter.detach());
   ++steps;
   StepTensors tensors{work, gradient, {}};
   for (std::size_t k = 0; k < kMostStates; ++k) {
     if (keeps_state(rule, k)) tensors.states[k] = states[k];
   }
   run_step(rule, {.number = steps, .first = first, .gradient_scale = scale}, tensors);
-  if (!dense) at::Tensor(parameter).copy_(work);
+  if (!plain) at::Tensor(parameter).copy_(work);
   parameter.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -106,7 +116,9 @@ void SteppedParameter::step_rows_made(const OptimizerRule& rule, bool first,
   ++steps;
   const at::Tensor rows = gradient._indices()[0];
   at::Tensor all = parameter.detach();
-  StepTensors tensors{all.index_select(0, rows), gradient._values().contiguous(), {}};
+  StepTensors tensors{all.index_select(0, rows).resolve_conj().resolve_neg(),
+                      gradient._values().resolve_conj().resolve_neg().contiguous(),
+                      {}};
   for (std::size_t k = 0; k < kMostStates; ++k) {
     if (keeps_state(rule, k)) tensors.states[k] = states[k].index_select(0, rows);
   }

@@ -20,7 +20,7 @@ struct SteppedParameter {
   // f32, f64 and their complex types; others are too coarse to add small steps to.
   static bool can_step(const at::Tensor& parameter);
   // A gradient of the parameter's type and sizes as it must lie in memory for step(): as the
-  // parameter does or, if that has holes, contiguous. Copied if it does not.
+  // parameter does or, if that has holes, contiguous; no lazy conjugate. Copied if it does not.
   at::Tensor laid_out(const at::Tensor& gradient) const;
   // Makes what the rule keeps, if it is not there yet. True: state 0 was not there; the next step
   // is told so.

@@ -3,13 +3,17 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "autograd/nodes.h"
+#include "autograd/registry.h"
+#include "base/concat.h"
 #include "support.h"
 
 namespace convoy::autograd::contexts_test {
@@ -19,6 +23,8 @@ using namespace std::chrono_literals;
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 CONVOY_RPC(add);
+int add_numbers(int a, int b) { return a + b; }
+CONVOY_RPC(add_numbers);
 at::Tensor cosine(const at::Tensor& a) { return a.cos(); }
 CONVOY_RPC(cosine);
 at::Tensor divide(const at::Tensor& a, const at::Tensor& b) { return a / b; }
@@ -59,6 +65,23 @@ std::vector<std::uint64_t> graph_sizes(ContextId id) {
   return {info.sends.size(), info.recvs.size()};
 }
 CONVOY_RPC(graph_sizes);
+// What the one send there leads to: a node, and tensors of messages behind it; nodes of these are
+// numbered as they are met.
+std::string graph_there(ContextId id) {
+  const auto context = detail::Registry::here().find(id);
+  const auto node = context->all_sent().at(0)->edges.at(0).function;
+  std::vector<const torch::autograd::Node*> recvs;
+  std::string text = node->name() + ":";
+  for (const auto& edge : node->next_edges()) {
+    if (!detail::as_recv(*edge.function)) return text + " something else";
+    if (std::find(recvs.begin(), recvs.end(), edge.function.get()) == recvs.end()) {
+      recvs.push_back(edge.function.get());
+    }
+    text += concat(edge.input_nr == 0 ? " recv " : ", recv ", edge.input_nr, " of ", recvs.size());
+  }
+  return text;
+}
+CONVOY_RPC(graph_there);
 Future<at::Tensor> by_coroutine(std::string to, const at::Tensor& a) {
   const auto session = rpc::current().session();
   at::Tensor t = co_await session.rpc_async<square>(to, a);
@@ -84,21 +107,24 @@ at::Tensor embed(const at::Tensor& rows) { return rows * 2; }
 CONVOY_RPC(embed);
 at::Tensor sum_of(const at::Tensor& t) { return t.sum(); }
 CONVOY_RPC(sum_of);
-at::Tensor make_scalar() { return torch::ones({}).requires_grad_(true); }
-CONVOY_RPC(make_scalar);
-at::Tensor make_leaf() { return torch::full({3, 3}, 2.0).requires_grad_(true); }
-CONVOY_RPC(make_leaf);
-at::Tensor of_reference(const rpc::RRef<at::Tensor>& a, const at::Tensor& b) {
-  return a.to_here() * b;
+// Each worker (they are threads here) has a parameter.
+at::Tensor parameter_of(int rank) {
+  static std::mutex mutex;
+  static std::map<int, at::Tensor> all;
+  const std::lock_guard lock(mutex);
+  auto& one = all[rank];
+  if (!one.defined()) one = leaf(rank + 2.0);
+  return one;
 }
-CONVOY_RPC(of_reference);
-// At the owner, of its value.
-at::Tensor gradient_of(const rpc::RRef<at::Tensor>& a) {
+int rank_here() { return rpc::current().session().worker_info().rank; }
+at::Tensor times_parameter(const at::Tensor& x) { return x * parameter_of(rank_here()); }
+CONVOY_RPC(times_parameter);
+at::Tensor gradient_of_parameter() {
   const auto gradients = current().gradients();
-  const auto& leaf = a.local_value();
-  return gradients.contains(leaf) ? gradients.at(leaf).clone() : at::Tensor();
+  EXPECT_EQ(gradients.size(), 1U);
+  return gradients.at(parameter_of(rank_here())).clone();
 }
-CONVOY_RPC(gradient_of);
+CONVOY_RPC(gradient_of_parameter);
 // A node whose name has what means something in Graphviz.
 struct Quoted : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -190,6 +216,8 @@ TEST(AutogradTest, Graphs) {  // test_graph_for_builtin_call, ..._nested_call, .
       EXPECT_NE(text.find("add: AddBackward0"), std::string::npos) << text;
       EXPECT_NE(context.dump(DumpFormat::kGraphviz).find("recv_"), std::string::npos);
       EXPECT_EQ(session.rpc_sync<graph_sizes>("worker1", context.id()), (Sizes{1, 1}));
+      EXPECT_EQ(session.rpc_sync<graph_there>("worker1", context.id()),
+                "AddBackward0: recv 0 of 1, recv 1 of 1");
     }
     {
       const Context context(session);
@@ -227,18 +255,20 @@ TEST(AutogradTest, ComplexArguments) {  // test_rpc_complex_args, test_no_graph_
   });
 }
 
-TEST(AutogradTest, ContextsGoEverywhere) {  // test_context_cleanup_*
-  run_root(4, [](Session& session) {
+// The function makes calls in a context, which is everywhere then, and nowhere soon after its end.
+void expect_goes_everywhere(const std::function<void(const Session&)>& function) {
+  run_root(4, [&](Session& session) {
     ContextId id = 0;
     {
       const Context context(session);
       id = context.id();
-      session.rpc_sync<nested_add>("worker1", Way{"worker2", "worker3"}, random_leaf(),
-                                   random_leaf());
+      function(session);
       for (const int worker : {1, 2, 3}) {
         EXPECT_TRUE(session.rpc_sync<has_context>(worker, id));
       }
     }
+    expect_error(ErrorKind::kInvalidArgument, "Could not find autograd context with id",
+                 [&] { find(session, id); });
     const auto deadline = Deadline::after(10s);
     for (const int worker : {1, 2, 3}) {
       while (session.rpc_sync<has_context>(worker, id) && !deadline.expired()) {
@@ -249,9 +279,34 @@ TEST(AutogradTest, ContextsGoEverywhere) {  // test_context_cleanup_*
   });
 }
 
+TEST(AutogradTest, ContextsGoWithNestedCalls) {  // test_context_cleanup_nested_rpc
+  expect_goes_everywhere([](const Session& session) {
+    session.rpc_sync<nested_add>("worker1", Way{"worker2", "worker3"}, random_leaf(),
+                                 random_leaf());
+  });
+}
+
+TEST(AutogradTest, ContextsGoWithTensors) {  // test_context_cleanup_tensor_with_grad, ..._no_grad
+  for (const bool with_grad : {true, false}) {
+    expect_goes_everywhere([with_grad](const Session& session) {
+      const auto t = torch::ones({3, 3}).requires_grad_(with_grad);
+      for (const int worker : {1, 2, 3}) {
+        EXPECT_EQ(session.rpc_sync<add>(worker, t, t).requires_grad(), with_grad);
+      }
+    });
+  }
+}
+
+TEST(AutogradTest, ContextsGoWithoutTensors) {  // test_context_cleanup_no_tensors
+  expect_goes_everywhere([](const Session& session) {
+    for (const int worker : {1, 2, 3}) EXPECT_EQ(session.rpc_sync<add_numbers>(worker, 1, 1), 2);
+  });
+}
+
 enum class How { kSync, kAsync, kRemote };
 
-TEST(AutogradTest, Simple) {  // test_backward_simple, ..._self
+// test_backward_simple, ..._self; ..._script_call is not applicable: there is no TorchScript
+TEST(AutogradTest, Simple) {
   run_root(2, [](Session& session) {
     const auto t1 = random_leaf();
     const auto t2 = random_leaf();
@@ -422,6 +477,31 @@ TEST(AutogradTest, Hooks) {  // test_backward_verify_hooks, test_post_hooks
   });
 }
 
+// The order matters to these: as the engine has it in one process.
+TEST(AutogradTest, HooksInOrder) {
+  run_root(2, [](Session& session) {
+    const auto t1 = random_leaf();
+    const auto t2 = random_leaf();
+    const auto add_hooks = [](const at::Tensor& t) {
+      t.register_hook([](const at::Tensor& g) { return g * 2; });
+      t.register_hook([](const at::Tensor& g) { return g + 3; });
+    };
+    add_hooks(t1);
+    const auto run = [&](const Session* where) {
+      const auto received = call<contexts_test::mul>(where, 1, t1, t2);
+      add_hooks(received);
+      return (received * t2).sum();
+    };
+    for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+      const Context context(session);
+      context.backward({run(&session)}, {.mode = mode});
+      // Of what came: 2 t2 + 3.
+      expect_close(context.gradients().at(t1), 2 * ((2 * t2 + 3) * t2) + 3);
+      expect_as_local(context, run(nullptr), {t1, t2});
+    }
+  });
+}
+
 // A gradient that is nobody else's is taken as it is.
 TEST(AutogradTest, GradientsAreNotCopied) {  // test_no_grad_copy
   run_root(1, [](Session& session) {
@@ -464,7 +544,42 @@ TEST(AutogradTest, GradientsAreNotCopied) {  // test_no_grad_copy
   });
 }
 
-// Each worker trains against the three others at once.
+// Nor that of a table's rows; but two tables whose rows got one gradient do not share it, and the
+// rows' numbers are those of whoever looked them up. test_no_grad_copy_sparse
+TEST(AutogradTest, SparseGradientsAreNotShared) {
+  run_root(1, [](Session& session) {
+    const auto a = random_leaf({10, 4});
+    const auto b = random_leaf({10, 4});
+    const auto weights = torch::rand({2, 4});
+    const auto numbers = torch::tensor({1, 3});
+    const auto rows = [&](const at::Tensor& table) {
+      return at::embedding(table, numbers, -1, false, /*sparse=*/true);
+    };
+    const auto of_rows = [&] { return torch::zeros({10, 4}).index_put({numbers}, weights); };
+    {
+      const Context context(session);
+      const void* made = nullptr;
+      const auto looked_up = rows(a);
+      looked_up.register_hook([&made](const at::Tensor& g) { made = g.data_ptr(); });
+      context.backward({(looked_up * weights).sum()});
+      EXPECT_EQ(context.gradients().at(a)._values().data_ptr(), made);
+    }
+    const Context context(session);
+    context.backward({((rows(a) + rows(b)) * weights).sum()});
+    const auto of_a = context.gradients().at(a);
+    const auto of_b = context.gradients().at(b);
+    ASSERT_TRUE(of_a.is_sparse() && of_b.is_sparse());
+    const auto wanted = of_rows();
+    of_a._values().zero_();
+    expect_close(of_b.to_dense(), wanted);
+    expect_close(of_a.to_dense(), torch::zeros({10, 4}));
+    numbers.zero_();
+    expect_close(of_b.to_dense(), wanted);
+  });
+}
+
+// Each worker trains against the three others at once, each of which has a parameter.
+// test_trainer_ps_torchscript_functions is not applicable: there is no TorchScript.
 TEST(AutogradTest, TrainersAndServers) {  // test_trainer_ps, test_debug_info
   run_all(4, [](Session& session, int rank) {
     std::vector<std::thread> threads;
@@ -473,12 +588,13 @@ TEST(AutogradTest, TrainersAndServers) {  // test_trainer_ps, test_debug_info
       threads.emplace_back([&session, server] {
         for (int i = 0; i < 5; ++i) {
           const auto w = random_leaf();
-          const auto x = torch::rand({3, 3});
           const Context context(session);
-          const auto loss = session.rpc_sync<mul>(server, w, x).sum();
+          const auto loss = session.rpc_sync<times_parameter>(server, w).sum();
           context.backward({loss});
           EXPECT_EQ(context.gradients().size(), 1U);
-          expect_close(context.gradients().at(w), x);
+          expect_close(context.gradients().at(w), parameter_of(server));
+          // Of this context alone.
+          expect_close(session.rpc_sync<gradient_of_parameter>(server), w);
         }
       });
     }
@@ -639,62 +755,6 @@ TEST(AutogradTest, LocalBackwardIsRefused) {
     EXPECT_THROW(y.backward(), Error);
     context.backward({y});
     expect_close(context.gradients().at(x), 2 * x);
-  });
-}
-
-TEST(AutogradTest, References) {  // test_backward_rref, ..._multi, ..._nested
-  run_root(3, [](Session& session) {
-    const auto t2 = random_leaf();
-    for (const int owner : {0, 1}) {
-      for (const int caller : {0, 1, 2}) {
-        const Context context(session);
-        const auto reference = session.remote<make_leaf>(owner);
-        const auto loss = session.rpc_sync<of_reference>(caller, reference, t2).sum();
-        context.backward({loss});
-        expect_close(context.gradients().at(t2), torch::full({3, 3}, 2.0));
-        expect_close(session.rpc_sync<gradient_of>(owner, reference), t2);
-      }
-    }
-    // One that was made without a context, slow or not: test_thread_local_context_id
-    const auto before = session.remote<make_leaf>(1);
-    const Context context(session);
-    const auto remote = session.remote<of_reference>(2, before, t2);
-    const auto seen = before.to_here();  // S10: twice, one of them is not used
-    context.backward({(remote.to_here() * before.to_here()).sum()});
-    expect_close(context.gradients().at(t2), torch::full({3, 3}, 4.0));
-    expect_close(session.rpc_sync<gradient_of>(1, before), 4 * t2.detach());
-  });
-}
-
-TEST(AutogradTest, BackwardOfReferences) {  // test_owner_rref_backward, test_user_rref_backward
-  run_root(2, [](Session& session) {
-    const auto t = torch::ones({2}).requires_grad_(true);
-    const auto own = session.rref(t * t * 1);
-    const auto scalar = session.rref((t * t).sum());
-    scalar.backward();
-    expect_close(t.grad(), torch::full({2}, 2.0));
-    t.mutable_grad() = at::Tensor();
-    expect_error(ErrorKind::kInvalidArgument, "not a scalar", [&] {
-      const Context context(session);
-      own.backward(context);
-    });
-    EXPECT_ANY_THROW(session.rref(torch::rand({})).backward());
-    {
-      const Context context(session);
-      const auto sum = session.rref((t * t).sum());
-      sum.backward(context, BackwardOptions{.retain_graph = true});
-      expect_close(context.gradients().at(t), torch::full({2}, 2.0));
-      sum.backward(context);
-      expect_close(context.gradients().at(t), torch::full({2}, 4.0));
-    }
-    const auto elsewhere = session.remote<make_leaf>(1);
-    expect_error(ErrorKind::kInvalidArgument, "User RRefs require", [&] { elsewhere.backward(); });
-    const Context context(session);
-    const auto root = session.remote<sum_of>(1, t);
-    root.backward(context);
-    expect_close(context.gradients().at(t), torch::ones({2}));
-    expect_error(ErrorKind::kRemote, "does not have a valid gradient function",
-                 [&] { session.remote<make_scalar>(1).backward(context); });
   });
 }
 

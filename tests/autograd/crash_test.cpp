@@ -68,8 +68,7 @@ namespace {
 // A world in which worker0 dies soon after its n-th letter to `deaf`, which is not heard any more.
 class Dying {
  public:
-  Dying(int deaf, int letters)
-      : deaf_(concat("worker", deaf)), left_(letters), workers_(world_, {2, 2, 2}, hear()) {
+  Dying(int deaf, int letters) : deaf_(deaf), left_(letters), workers_(world_, {2, 2, 2}, hear()) {
     is_counted() = false;
   }
   Dying(const Dying&) = delete;
@@ -101,17 +100,17 @@ class Dying {
 
  private:
   SimulatedWorkers::Send hear() {
-    return [this](int from, transport::Remote& to,
-                  const transport::Letter&) -> std::optional<transport::SendResult> {
-      if (!is_counted() || from != 0 || to.name() != deaf_) return std::nullopt;
-      if (left_ < 0) return transport::SendResult::kSent;
-      if (--left_ >= 0) return std::nullopt;
-      world_.call_after(200us, [this] { workers_.crash(0); });
-      return transport::SendResult::kSent;
-    };
+    return
+        [this](const SimulatedWorkers::Sending& sending) -> std::optional<transport::SendResult> {
+          if (!is_counted() || sending.from != 0 || sending.to != deaf_) return std::nullopt;
+          if (left_ < 0) return transport::SendResult::kSent;
+          if (--left_ >= 0) return std::nullopt;
+          world_.call_after(200us, [this] { workers_.crash(0); });
+          return transport::SendResult::kSent;
+        };
   }
 
-  const std::string deaf_;
+  const int deaf_;
   int left_;
   transport::World world_;
   SimulatedWorkers workers_;

@@ -10,6 +10,7 @@
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
+#include "base/concat.h"
 #include "os/flight_calls.h"
 #include "os/flight_recorder.h"
 #include "support.h"
@@ -81,6 +82,39 @@ at::Tensor slow_behind(const std::string& worker, const at::Tensor& x) {
   return rpc::current().session().rpc_sync<slow_chain>(worker, x, 1);
 }
 CONVOY_RPC(slow_behind);
+at::Tensor slow_loss(const std::string& worker, const at::Tensor& x) {
+  return slow_behind(worker, x).sum();
+}
+CONVOY_RPC(slow_loss);
+at::Tensor late_loss(const std::string& worker, const at::Tensor& x) {
+  begun().set(true);  // it does not wait for others
+  return rpc::current().session().rpc_sync<late>(worker, x).sum();
+}
+CONVOY_RPC(late_loss);
+
+// What a node or a hook does.
+std::function<void()>& affair() {
+  static std::function<void()> one;
+  return one;
+}
+struct Affair : torch::autograd::Function<Affair> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& g) {
+    affair()();
+    return g;
+  }
+};
+at::Tensor with_affair(const at::Tensor& x, bool in_hook) {
+  if (!in_hook) return Affair::apply(x);
+  const auto y = x * 1;
+  y.register_hook([](const at::Tensor&) { affair()(); });
+  return y * 2;
+}
+CONVOY_RPC(with_affair);
+
 at::Tensor around(const Way& way, const at::Tensor& x) {
   if (way.empty()) return x * 2;
   return rpc::current().session().rpc_sync<around>(way[0], Way(way.begin() + 1, way.end()), x * 2);
@@ -218,6 +252,13 @@ TEST(AutogradFaultTest, TheFlightRecordTellsOfPasses) {
           flight::calls_under_way(flight::Calls(logs), 20, flight::Clock::now().time_since_epoch());
     } while (!testing::Value(lines, hangs) && !deadline.expired());
     EXPECT_THAT(lines, hangs);
+    // Seen from inside.
+    const std::string text = context.dump();
+    EXPECT_THAT(text, ContainsRegex("worker0:[^:]*\n  send [0-9]+ to worker1, call of [^\n]*: "
+                                    "[^\n]* \\[active, waits for its gradient\\]\n"));
+    EXPECT_THAT(text, ContainsRegex("send [0-9]+ to worker0, reply of [^\n]* \\[active\\]\n"));
+    EXPECT_THAT(text, ContainsRegex("  pass 1 of worker0: running, 1 active sends, waits for 1\n"));
+    EXPECT_THAT(text, ContainsRegex("  pass 1 of worker0: running, 2 active sends, waits for 1\n"));
     released().set(true);
     other.join();
     const auto logs = read();
@@ -277,6 +318,109 @@ TEST(AutogradFaultTest, AWorkerThatLeavesEndsAPass) {
       session.shutdown({.graceful = false});
     });
   }
+}
+
+// Of a pass that runs at the owner of a reference the caller hears what its root would.
+TEST(AutogradFaultTest, BehindAReference) {
+  run_faulty(3, [](Session& session) {
+    const auto x = leaf();
+    const Context context(session);
+    const auto fails = [&](ErrorKind kind, const std::string& worker, const std::string& text,
+                           const rpc::RRef<at::Tensor>& loss, const BackwardOptions& options) {
+      try {
+        loss.backward(context, options);
+        ADD_FAILURE() << "it did not fail";
+      } catch (const rpc::RemoteError& error) {
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        // At the deadline whoever waits may be the first to say so.
+        EXPECT_TRUE(error.worker() == worker || kind == ErrorKind::kTimeout) << error.what();
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find(worker), std::string::npos) << error.what();
+      }
+      EXPECT_TRUE(context.gradients().empty());
+    };
+    const auto slow = session.remote<slow_loss>("worker1", "worker2", x);
+    fails(ErrorKind::kTimeout, "worker2", "", slow, {.retain_graph = true, .timeout = 100ms});
+    released().set(true);
+    const auto failing = session.remote<late_loss>("worker1", "worker2", x);
+    fails(ErrorKind::kRemote, "worker2", "Error on Node 2: too late (in ", failing, {});
+    const auto no_scalar = session.remote<slow_chain>("worker1", x, 1);
+    fails(ErrorKind::kInvalidArgument, "worker1", "not a scalar", no_scalar, {});
+    slow.backward(context);
+    EXPECT_TRUE(at::equal(context.gradients().at(x), torch::ones({3})));
+  });
+}
+
+// The same of a worker that neither knows the root's affairs nor is the owner.
+TEST(AutogradFaultTest, AWorkerThatLeavesBehindAReference) {
+  begun().set(false);
+  released().set(false);
+  RankGroup(3, RankMode::kThreads).run([](Rank& r) {
+    Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+    if (r.id() == 0) {
+      const auto x = leaf();
+      const Context context(session);
+      const auto loss = session.remote<slow_loss>("worker1", "worker2", x);
+      try {
+        loss.backward(context, BackwardOptions{.timeout = 20s});
+        ADD_FAILURE() << "it did not fail";
+      } catch (const rpc::RemoteError& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
+        EXPECT_EQ(error.worker(), "worker2") << error.what();
+      }
+      released().set(true);
+    } else {
+      EXPECT_TRUE((r.id() == 2 ? begun() : released()).wait());
+    }
+    session.shutdown({.graceful = false, .ignore_leaks = true});
+  });
+}
+
+// Whatever a node or a hook waited for in vain: the pass has failed in it, and nobody is lost.
+TEST(AutogradFaultTest, WhatNodesWaitForInVain) {
+  const std::vector<std::function<void()>> affairs = {
+      [] { throw rpc::RemoteError(ErrorKind::kPeerLost, "so sad", "worker7", ""); },
+      [] { throw Error(ErrorKind::kPeerLost, "so sad: a collective"); },
+      [] { throw Error(ErrorKind::kTimeout, "so sad: a collective"); },
+      [] {
+        try {
+          const auto there = current().session().to("worker2", {.timeout = 5ms});
+          static_cast<void>(there.rpc_sync<waiting_square>(torch::ones({1})));
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
+          EXPECT_NE(std::string(error.what()).find("waiting_square"), std::string::npos);
+          throw;
+        }
+      },
+  };
+  const std::vector<std::string> texts = {"so sad", "so sad", "so sad", "waiting_square"};
+  run_faulty(3, [&](Session& session) {
+    const auto x = leaf();
+    for (std::size_t i = 0; i < affairs.size(); ++i) {
+      for (const int to : {0, 1}) {
+        for (const bool in_hook : {false, true}) {
+          SCOPED_TRACE(concat("affair ", i, ", worker", to, in_hook ? ", hook" : ", node"));
+          affair() = affairs[i];
+          const Context context(session);
+          const auto y = session.rpc_sync<with_affair>(to, x, in_hook);
+          try {
+            context.backward({y.sum()}, {.timeout = 20s});
+            ADD_FAILURE() << "it did not fail";
+          } catch (const rpc::RemoteError& error) {
+            const std::string text = error.what();
+            EXPECT_EQ(error.kind(), ErrorKind::kRemote) << text;
+            EXPECT_EQ(error.worker(), concat("worker", to)) << text;
+            EXPECT_NE(text.find(texts[i]), std::string::npos) << text;
+            EXPECT_NE(text.find(in_hook ? "(in a hook after MulBackward1)" : "::Affair>)"),
+                      std::string::npos)
+                << text;
+          }
+          EXPECT_TRUE(context.gradients().empty());
+        }
+      }
+    }
+    released().set(true);
+  });
 }
 
 // The root may have fewer calls under way than there are gradients for one worker, which can do

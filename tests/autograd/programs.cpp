@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 
 #include "agent/agent.h"
 #include "autograd/lineage.h"
@@ -32,6 +33,7 @@ struct Parameters {
   std::uint64_t seed = UINT64_MAX;
   std::map<int, Tensors> of_rank;
   int hook_calls = 0;
+  std::optional<int> fails;  // the rank whose hook throws
 };
 Parameters& parameters() {
   static Parameters all;
@@ -68,8 +70,9 @@ void prepare(std::uint64_t seed) {
     for (std::size_t i = 0; i < kParameters; ++i) {
       all.of_rank[rank].push_back(number_grid(random).requires_grad_(true));
     }
-    all.of_rank[rank][0].register_hook([](const at::Tensor& g) {
+    all.of_rank[rank][0].register_hook([rank](const at::Tensor& g) {
       const std::lock_guard in_hook(parameters().mutex);
+      if (parameters().fails == rank) throw std::runtime_error("as it should");
       ++parameters().hook_calls;
       return g * 2;
     });
@@ -143,7 +146,11 @@ class Part {
     for (std::uint64_t i = 0; i < steps; ++i) step(depth);
     Tensors results;
     const std::uint64_t count = 1 + random_.below(3);
-    for (std::uint64_t i = 0; i < count; ++i) results.push_back(pick());
+    // Mostly what others have computed.
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const bool any = random_.below(4) == 0 || called_.empty();
+      results.push_back(any ? pick() : called_[random_.below(called_.size())]);
+    }
     return results;
   }
 
@@ -209,7 +216,10 @@ class Part {
       results = session_->rpc_async<compute>(to, seed, depth - 1, workers_, arguments).wait();
     }
     if (how == 2) return;  // nobody wants it
-    for (const auto& each : results) pool_.push_back(each);
+    for (const auto& each : results) {
+      pool_.push_back(each);
+      called_.push_back(each);
+    }
   }
 
   // In one process a message is an operation on each of its tensors: what the callee adds up is
@@ -227,6 +237,7 @@ class Part {
   const int workers_;
   bool reuses_ = false;
   Tensors pool_;
+  Tensors called_;  // those of them that calls gave
 };
 
 Tensors compute(std::uint64_t seed, int depth, int workers, const Tensors& inputs) {
@@ -238,13 +249,13 @@ CONVOY_RPC(compute);
 namespace {
 
 // Two losses of a program, with a session or in one process.
-struct Losses {
+struct Roots {
   at::Tensor first;
   at::Tensor second;
 };
-Losses run_program(const Session* session, std::uint64_t seed, int workers) {
+Roots run_program(const Session* session, std::uint64_t seed, int workers) {
   const Tensors results = Part(0, session, seed, workers).run(3, {});
-  Losses losses{results.front().sum(), results.back().cos().sum()};
+  Roots losses{results.front().sum(), results.back().cos().sum()};
   // Perhaps neither needs a gradient.
   losses.first = losses.first + parameters_of(0)[1].sum() * 0.5;
   losses.second = losses.second + parameters_of(0)[2].sum() * 0.5;
@@ -311,10 +322,10 @@ void run_as_root(const Session& session, std::uint64_t first_seed, std::uint64_t
     prepare(seed);
     for (int rank = 1; rank < workers; ++rank) session.rpc_sync<prepare>(rank, seed);
     const Context context(session);
-    const Losses losses = run_program(&session, seed, workers);
+    const Roots losses = run_program(&session, seed, workers);
     const bool deterministic = is_deterministic(seed);
     context.backward({losses.first}, {.retain_graph = true, .deterministic = deterministic});
-    const Losses reference = run_program(nullptr, seed, workers);
+    const Roots reference = run_program(nullptr, seed, workers);
     forget_gradients(workers);
     reference.first.backward({}, /*retain_graph=*/true);
     expect_gradients(session, context.id(), all_grads(workers), workers, deterministic);
@@ -329,6 +340,38 @@ namespace {
 
 // --- A simulated world ------------------------------------------------------------------------
 
+constexpr std::string_view kOwnFunctions = "convoy::autograd::detail::";
+
+// "expand"; empty: it is not one of ours.
+std::string_view own_name(std::string_view function) {
+  if (!function.starts_with(kOwnFunctions)) return {};
+  return function.substr(kOwnFunctions.size());
+}
+
+std::string name_of_letter(std::string_view function, bool answer) {
+  return concat(answer ? "answer to " : "", function);
+}
+
+// All that contexts and passes send, but for report_context, which is dump()'s: it is asked once,
+// and who does not answer is listed. (backward_of_reference is a call like any other.)
+const std::vector<std::string>& kinds_of_letters() {
+  static const auto* const kinds = [] {
+    auto* const all = new std::vector<std::string>();
+    for (const char* const name :
+         {"expand", "take_plan", "take_gradient", "pass_done", "pass_failed", "participant_lost",
+          "commit", "abort_pass", "release_context", "context_lives"}) {
+      for (const bool answer : {false, true}) all->push_back(name_of_letter(name, answer));
+    }
+    return all;
+  }();
+  return *kinds;
+}
+
+void set_failing(std::optional<int> rank) {
+  const std::lock_guard lock(parameters().mutex);
+  parameters().fails = rank;
+}
+
 class Simulated {
  public:
   Simulated(std::uint64_t seed, bool faulty)
@@ -339,6 +382,11 @@ class Simulated {
       duplicate_ = chance(200'000);
       delay_ = chance(200'000);
       if (random_.below(3) == 0) crashes_ = 1 + static_cast<int>(random_.below(workers_ - 1));
+      if (random_.below(4) == 0) fails_ = static_cast<int>(random_.below(workers_));
+      // By chance alone hardly any of the rare ones would be.
+      const auto& kinds = kinds_of_letters();
+      loses_ = kinds[seed % kinds.size()];
+      losses_left_ = 1 + random_.below(2);
     }
   }
 
@@ -354,15 +402,19 @@ class Simulated {
     });
     world_.run([&] { return finished; }, 5'000'000);
     EXPECT_TRUE(finished) << "the root waits for ever";
-    armed_ = false;
-    // What is left is told, or tried again.
+    // What is left is told, and tried again: these letters are lost, too.
     const auto ended = [this] { return world_.running() == 0 && sessions_->is_empty(); };
     world_.run(ended, 2'000'000);
+    armed_ = false;
     EXPECT_EQ(world_.running(), 0U) << "somebody waits for ever";
     EXPECT_TRUE(sessions_->is_empty()) << "contexts or passes are left";
   }
 
+  const SentLetters& letters() const { return letters_; }
+
  private:
+  using Sending = test::SimulatedWorkers::Sending;
+
   std::uint32_t chance(std::uint32_t most) {
     return random_.below(2) == 0 ? 0 : static_cast<std::uint32_t>(random_.below(most));
   }
@@ -372,41 +424,49 @@ class Simulated {
     for (int rank = 0; rank < workers_; ++rank) {
       threads.push_back(1 + static_cast<int>(random_.below(3)));
     }
-    sessions_.emplace(world_, threads,
-                      [this](int, transport::Remote& remote, const transport::Letter& letter) {
-                        return disturb(remote, letter);
-                      });
+    sessions_.emplace(world_, threads, [this](const Sending& sending) { return disturb(sending); });
   }
 
   // Faults, while they are armed.
-  std::optional<transport::SendResult> disturb(transport::Remote& remote,
-                                               const transport::Letter& letter) {
-    if (!armed_ || passing_) return std::nullopt;
-    if (random_.chance(drop_)) return transport::SendResult::kSent;
+  std::optional<transport::SendResult> disturb(const Sending& sending) {
+    if (!armed_) return std::nullopt;
+    if (is_lost(sending)) return transport::SendResult::kSent;
     const bool twice = random_.chance(duplicate_);
     const bool later = random_.chance(delay_);
     if (!twice && !later) return std::nullopt;
-    const auto kept = std::make_shared<transport::KeptLetter>(letter);
-    world_.call_after(std::chrono::microseconds(random_.below(5000)), [this, kept, &remote] {
-      if (remote.lost()) return;
-      passing_ = true;
-      static_cast<void>(remote.try_send(kept->letter(), nullptr));
-      passing_ = false;
-    });
+    sessions_->send_after(std::chrono::microseconds(random_.below(5000)), sending);
     if (later) return transport::SendResult::kSent;
     return std::nullopt;
   }
 
+  bool is_lost(const Sending& sending) {
+    const bool by_chance = random_.chance(drop_);
+    const auto function = own_name(sending.function);
+    if (function.empty()) return by_chance;
+    const std::string name = name_of_letter(function, sending.answer);
+    const bool chosen = name == loses_ && losses_left_ > 0;
+    if (chosen) --losses_left_;
+    Sent& count = letters_[name];
+    ++count.all;
+    if (by_chance || chosen) ++count.lost;
+    return by_chance || chosen;
+  }
+
   void crash_later() {
     if (crashes_ < 0) return;
-    world_.call_after(std::chrono::microseconds(random_.below(2000)),
+    world_.call_after(std::chrono::microseconds(random_.below(1000)),
                       [this] { sessions_->crash(crashes_); });
   }
 
   void use(const Session& session) {
     const Context context(session);
-    const Losses losses = run_program(&session, seed_, workers_);
-    const Losses reference = run_program(nullptr, seed_, workers_);
+    use(session, context);
+    armed_ = faulty_;  // through the end of the context
+  }
+
+  void use(const Session& session, const Context& context) {
+    const Roots losses = run_program(&session, seed_, workers_);
+    const Roots reference = run_program(nullptr, seed_, workers_);
     forget_gradients(workers_);
     const Tensors nothing(static_cast<std::size_t>(workers_) * kParameters);
     hook_calls();
@@ -414,7 +474,10 @@ class Simulated {
     if (faulty_) {
       armed_ = true;
       crash_later();
+      set_failing(fails_);
       good = try_backward(context, losses.first);
+      set_failing(std::nullopt);
+      if (!good) expect_no_passes(session);
       // Answers of the test itself are not disturbed.
       armed_ = false;
       if (!good) expect_gradients(session, context.id(), nothing, workers_, true, crashes_);
@@ -433,9 +496,17 @@ class Simulated {
     second_pass(session, context, losses, reference);
   }
 
+  // The context lives on. What is lost comes again after a second, and is late then.
+  void expect_no_passes(const Session& session) {
+    auto& agent = session.impl()->agent();
+    agent.wait(Deadline::after(3s, agent.now()), [] { return false; });
+    agent.wait(Deadline::after(60s, agent.now()), [&] { return sessions_->passes() == 0; });
+    EXPECT_EQ(sessions_->passes(), 0U) << "passes are left that failed";
+  }
+
   // One more pass, or two at once.
-  void second_pass(const Session& session, const Context& context, const Losses& losses,
-                   const Losses& reference) {
+  void second_pass(const Session& session, const Context& context, const Roots& losses,
+                   const Roots& reference) {
     const bool both = random_.below(3) == 0;
     bool other_ended = !both;
     if (both) {
@@ -461,9 +532,13 @@ class Simulated {
       return true;
     } catch (const rpc::RemoteError& error) {
       EXPECT_TRUE(error.worker().starts_with("worker")) << error.what();
-      EXPECT_TRUE(error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kTimeout)
-          << error.what();
-      EXPECT_TRUE(error.kind() != ErrorKind::kPeerLost || crashes_ >= 0) << error.what();
+      switch (error.kind()) {
+        case ErrorKind::kTimeout: break;
+        case ErrorKind::kPeerLost: EXPECT_EQ(error.worker(), concat("worker", crashes_)); break;
+        default:
+          EXPECT_EQ(error.kind(), ErrorKind::kRemote) << error.what();
+          EXPECT_TRUE(fails_ && error.worker() == concat("worker", *fails_)) << error.what();
+      }
       return false;
     }
   }
@@ -476,21 +551,39 @@ class Simulated {
   int workers_ = 0;
   std::uint32_t drop_ = 0, duplicate_ = 0, delay_ = 0;
   int crashes_ = -1;
+  std::optional<int> fails_;  // whose hook throws in the first pass
+  std::string loses_;         // the kind of letter that is lost at first
+  std::uint64_t losses_left_ = 0;
   bool armed_ = false;
-  bool passing_ = false;
+  SentLetters letters_;
   std::optional<test::SimulatedWorkers> sessions_;
 };
 
 }  // namespace
 
-void run_simulated(std::uint64_t first_seed, std::uint64_t count, bool faulty) {
+SentLetters run_simulated(std::uint64_t first_seed, std::uint64_t count, bool faulty) {
+  SentLetters letters;
   for (std::uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
     auto* const world = new Simulated(seed, faulty);
     world->run();
+    for (const auto& [name, sent] : world->letters()) {
+      letters[name].all += sent.all;
+      letters[name].lost += sent.lost;
+    }
     // Of one that went wrong threads may be left, which its end would wait for.
-    if (testing::Test::HasFailure()) return;
+    if (testing::Test::HasFailure()) break;
     delete world;
   }
+  return letters;
+}
+
+std::vector<std::string> never_lost(const SentLetters& letters) {
+  std::vector<std::string> names;
+  for (const std::string& each : kinds_of_letters()) {
+    const auto sent = letters.find(each);
+    if (sent == letters.end() || sent->second.lost == 0) names.push_back(each);
+  }
+  return names;
 }
 
 }  // namespace convoy::autograd::programs

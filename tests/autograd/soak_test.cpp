@@ -1,7 +1,10 @@
-// Many random distributed programs. CONVOY_SEED: which ones.
+// Many random distributed programs. CONVOY_SEED: which ones; CONVOY_SEEDS: how many simulated ones.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
 
 #include "kill.h"
 #include "programs.h"
@@ -15,14 +18,22 @@ using convoy::test::RankGroup;
 using convoy::test::RankMode;
 using namespace std::chrono_literals;
 
-std::uint64_t first_soak_seed() {
-  const char* const text = std::getenv("CONVOY_SEED");
-  return text ? std::strtoull(text, nullptr, 10) : 10'000;
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
+std::uint64_t first_soak_seed() { return from_environment("CONVOY_SEED", 10'000); }
+std::uint64_t soak_seeds() { return from_environment("CONVOY_SEEDS", 20'000); }
 
-TEST(AutogradSoakTest, Simulated) { run_simulated(first_soak_seed(), 20'000, false); }
+TEST(AutogradSoakTest, Simulated) { run_simulated(first_soak_seed(), soak_seeds(), false); }
 
-TEST(AutogradSoakTest, SimulatedWithFaults) { run_simulated(first_soak_seed(), 20'000, true); }
+TEST(AutogradSoakTest, SimulatedWithFaults) {
+  const SentLetters letters = run_simulated(first_soak_seed(), soak_seeds(), true);
+  for (const auto& [name, sent] : letters) {
+    std::cout << name << ": " << sent.lost << " of " << sent.all << " lost\n";
+  }
+  EXPECT_EQ(never_lost(letters), std::vector<std::string>());
+}
 
 TEST(AutogradSoakTest, Processes) {
   for (const int workers : {2, 3, 4}) {

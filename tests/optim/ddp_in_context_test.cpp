@@ -15,6 +15,7 @@
 #include "convoy/distributed_optimizer.h"
 #include "convoy/init.h"
 #include "convoy/join.h"
+#include "convoy/optimizer_in_backward.h"
 #include "convoy/remote_module.h"
 #include "convoy/sharded_optimizer.h"
 #include "support/expect_error.h"
@@ -631,8 +632,7 @@ TEST(DdpInContextTest, Errors) {
     if (r.id() == 2) return;  // serves
     DistributedDataParallel ddp(Branches(), group);
     const auto& weight = ddp->a->fc->weight;
-    const auto kept = torch::ones_like(weight);
-    weight.mutable_grad() = kept;
+    weight.mutable_grad() = torch::ones_like(weight);
     // x, a remote function whose backward may fail, the model, a node that may fail.
     const auto pass = [&](const Context& context, bool at_server, bool here, bool with_b) {
       const auto x = batch_of(r.id()).requires_grad_(true);
@@ -641,6 +641,7 @@ TEST(DdpInContextTest, Errors) {
     };
     const auto fails = [&](const char* text, bool at_server, bool here, bool with_b) {
       SCOPED_TRACE(text);
+      const auto kept = weight.grad();
       const Context context(session);
       const auto error = convoy::test::error_of([&] { pass(context, at_server, here, with_b); });
       ASSERT_TRUE(error.has_value());
@@ -654,14 +655,74 @@ TEST(DdpInContextTest, Errors) {
       const Context context(session);
       pass(context, false, false, true);
       EXPECT_EQ(context.gradients().size(), 4U);
-      EXPECT_TRUE(weight.grad().is_same(kept));
+      expect_close(weight.grad(), torch::ones_like(weight));
     };
     works();
     // c is not the loss's own use: it is a parameter that forward does not reach.
     fails(r.id() == 1 ? "Simulated error" : "rank 1", r.id() == 1, false, true);
     works();
+    // Before the gradient comes to the model: the others hear of it when this rank goes on.
+    fails(r.id() == 1 ? "Simulated error" : "rank 1: an exception was thrown between forward",
+          false, r.id() == 1, true);
+    works();
     fails("no gradient came for b.fc.weight", false, false, false);
     works();
+  });
+}
+
+// One vocabulary: all optimizers take libtorch's options, and do the same with them.
+template <class Optimizer, class Options>
+void expect_alike(Session& session, int rank, const ProcessGroup& group, const Options& options,
+                  const Options& later) {
+  DistributedDataParallel first(Layer(3, 2), group), second(Layer(3, 2), group),
+      third(Layer(3, 2), group);
+  const auto parameter = session.rref(third->fc->weight);
+  OptimizerInBackward in_backward(first.reducer(), options);
+  ShardedOptimizer sharded(second.reducer(),
+                           std::vector<OptimizerGroup>{{second->parameters(), options}});
+  const DistributedOptimizer distributed(session, {DistributedGroup{{parameter}, options}});
+  Layer whole(3, 2);
+  Optimizer reference(whole->parameters(), options);
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2) {
+      in_backward.set_rule(0, later);
+      sharded.param_groups()[0].set_options(std::make_unique<RuleOptions>(later));
+      distributed.set_rule(0, later);
+      reference.param_groups()[0].set_options(std::make_unique<Options>(later));
+    }
+    const auto x = batch_of(rank, step);
+    first(x).square().sum().backward();
+    second(x).square().sum().backward();
+    sharded.step();
+    {
+      const Context context(session);
+      context.backward({third(x).square().sum()});
+      distributed.step(context);
+    }
+    reference.zero_grad();
+    for (int other = 0; other < 2; ++other) {
+      (whole(batch_of(other, step)).square().sum() / 2).backward();
+    }
+    reference.step();
+    EXPECT_TRUE(at::equal(first->fc->weight, second->fc->weight)) << step;
+    EXPECT_TRUE(at::equal(first->fc->weight, third->fc->weight)) << step;
+    expect_close(first->fc->weight, whole->fc->weight);
+  }
+}
+TEST(DdpInContextTest, AllOptimizersTakeTorchsOptions) {
+  namespace optim = torch::optim;
+  run_trainers(2, 2, [](Session& session, Rank& r, const ProcessGroup& group) {
+    const auto sgd = optim::SGDOptions(0.01).momentum(0.5);
+    expect_alike<optim::SGD>(session, r.id(), group, sgd, optim::SGDOptions(sgd).lr(0.02));
+    const auto adam = optim::AdamWOptions(0.1).weight_decay(0.2);
+    expect_alike<optim::AdamW>(session, r.id(), group, adam, optim::AdamWOptions(adam).lr(0.02));
+    // Not in a group.
+    const auto leaf = torch::zeros({2}).requires_grad_(true);
+    const DistributedOptimizer optimizer(session, {session.rref(leaf)}, sgd);
+    EXPECT_EQ(std::get<Sgd>(optimizer.rule()).momentum, 0.5);
+    expect_error(ErrorKind::kInvalidArgument, "there is no rule for these options", [&] {
+      const DistributedOptimizer none(session, {session.rref(leaf)}, optim::LBFGSOptions(1));
+    });
   });
 }
 

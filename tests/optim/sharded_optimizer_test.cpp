@@ -122,6 +122,91 @@ TEST(ShardedOptimizerTest, TakesRules) {
   }
 }
 
+// A model whose gradients are lazy conjugates, large enough for the allocator's shared memory.
+struct ConjugateImpl : torch::nn::Module {
+  ConjugateImpl()
+      : w(register_parameter("w", torch::complex(random(1, {64, 200}), random(2, {64, 200})))),
+        small(register_parameter("small", torch::complex(random(3, {5}), random(4, {5})))) {}
+  at::Tensor forward(const at::Tensor& x) const {
+    return (w.conj() * x - 1).abs().square().mean() + (small.conj() * x[0][0]).abs().square().sum();
+  }
+  at::Tensor w, small;
+};
+at::Tensor complex_input(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(1000 + 10 * step + rank);
+  return torch::complex(random(seed, {64, 200}), random(seed + 500, {64, 200}));
+}
+
+// Both optimizers, and a reducer that only reduces, beside libtorch's in one process.
+TEST(ShardedOptimizerTest, ComplexParameters) {
+  for (const int ranks : {1, 2}) {
+    for (const How& how : hows()) {
+      SCOPED_TRACE(how.name + ", ranks: " + std::to_string(ranks));
+      run_ranks(ranks, [&](Rank& r, const ProcessGroup& world) {
+        const auto net = std::make_shared<ConjugateImpl>(),
+                   twin = std::make_shared<ConjugateImpl>(),
+                   apart = std::make_shared<ConjugateImpl>(),
+                   whole = std::make_shared<ConjugateImpl>();
+        DistributedDataParallel<ConjugateImpl> model(net, world, how.options),
+            replicated(twin, world, how.options), plain(apart, world, how.options);
+        const auto options = optim::SGDOptions(0.1).momentum(0.9);
+        ShardedOptimizer sharded(model.reducer(), options, {.in_backward = how.in_backward});
+        const OptimizerInBackward in_backward(replicated.reducer(), options);
+        optim::SGD separate(apart->parameters(), options), reference(whole->parameters(), options);
+        for (int step = 0; step < 3; ++step) {
+          const auto x = complex_input(r.id(), step);
+          model(x).backward();
+          if (!how.in_backward) {
+            // Replaced by what is the same number, with another bit.
+            if (step == 1) {
+              for (const auto& p : net->parameters()) {
+                p.mutable_grad() = p.grad().conj().resolve_conj().conj();
+              }
+            }
+            sharded.step();
+          }
+          replicated(x).backward();
+          separate.zero_grad();
+          plain(x).backward();
+          separate.step();
+          reference.zero_grad();
+          for (int rank = 0; rank < ranks; ++rank) {
+            (whole->forward(complex_input(rank, step)) / ranks).backward();
+          }
+          reference.step();
+          expect_equal_parameters(*net, *twin);
+          expect_close_parameters(*net, *whole);
+          expect_close_parameters(*apart, *whole);
+        }
+      });
+    }
+  }
+}
+
+// A gradient that the user has turned into its conjugate, where it lies in a bucket.
+TEST(ShardedOptimizerTest, AConjugatedGradient) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    const auto net = std::make_shared<ConjugateImpl>();
+    DistributedDataParallel<ConjugateImpl> model(net, world);
+    ShardedOptimizer optimizer(model.reducer(), Sgd{.lr = 1});
+    for (int step = 0; step < 2; ++step) {  // buckets are made in the first
+      const auto before = copies_of(*net);
+      model(complex_input(0, r.id())).backward();
+      std::vector<at::Tensor> gradients;
+      for (const auto& p : net->parameters()) {
+        p.mutable_grad() = p.grad().conj();
+        gradients.push_back(p.grad().resolve_conj().clone());
+        world.all_reduce(gradients.back(), {.op = ReduceOp::kAvg});
+      }
+      optimizer.step();
+      const auto after = net->parameters();
+      for (std::size_t i = 0; i < after.size(); ++i) {
+        EXPECT_TRUE(at::allclose(after[i], before[i] - gradients[i], 1e-5, 1e-6)) << step << i;
+      }
+    }
+  });
+}
+
 // One vocabulary: libtorch's options become rules, and groups have rules of their own.
 TEST(ShardedOptimizerTest, OptionsBecomeRules) {
   const auto torchs = optim::AdamWOptions(0.003).weight_decay(0.2);

@@ -17,6 +17,14 @@ CLASSES = [
     (torch.optim.AdamW, dict(lr=0.003, betas=(0.8, 0.99))),
     (torch.optim.Adagrad, dict(lr=0.003, initial_accumulator_value=0.1)),
     (torch.optim.RMSprop, dict(lr=0.003, eps=1e-3, momentum=0.5, centered=True)),
+    (torch.optim.Adadelta, dict(lr=0.1, rho=0.95, weight_decay=0.01)),
+    (torch.optim.Adamax, dict(lr=0.003, betas=(0.8, 0.99))),
+    (torch.optim.Rprop, dict(lr=0.003, etas=(0.4, 1.3), step_sizes=(1e-5, 1))),
+    (torch.optim.SGD, dict(lr=0.05, momentum=0.9, maximize=True)),
+    (torch.optim.AdamW, dict(lr=0.003, maximize=True)),
+    (torch.optim.Adadelta, dict(lr=0.1, maximize=True)),
+    (torch.optim.Adamax, dict(lr=0.003, maximize=True)),
+    (torch.optim.Rprop, dict(lr=0.003, maximize=True)),
 ]
 
 
@@ -107,7 +115,7 @@ def groups_and_errors():
     loss = optimizer.step(lambda: torch.tensor(3.0))
     assert loss == 3 and optimizer.stats()["norm"] > 0.01
     assert not torch.equal(every[0], before[0]) and torch.equal(every[2], before[2])
-    for kind, arguments, text in [(torch.optim.LBFGS, {}, "LBFGS"), (torch.optim.SGD, dict(maximize=True), "maximize")]:
+    for kind, arguments, text in [(torch.optim.LBFGS, {}, "LBFGS"), (torch.optim.Adam, dict(capturable=True), "capturable")]:
         try:
             convoy.ShardedOptimizer(model, kind, **arguments)
         except convoy.Error as error:
@@ -144,7 +152,7 @@ def refused():
     group = optimizer.param_groups[0]
     for spoil, repair, text in [
             (lambda: group.update(lr="fast"), lambda: group.update(lr=0.1), "fast"),
-            (lambda: group.update(maximize=True), lambda: group.update(maximize=False), "maximize"),
+            (lambda: group.update(differentiable=True), lambda: group.update(differentiable=False), "differentiable"),
             (lambda: group.pop("momentum"), lambda: group.update(momentum=0), "momentum"),
             (freed, restored, "0.weight")]:
         if mine:
