@@ -19,8 +19,8 @@ namespace convoy {
 
 // A registered function.
 struct FunctionInfo {
-  std::string name;       // "sim::act(int, convoy::Slots const&, double)"
-  std::string signature;  // "void (int, convoy::Slots, double)": with all types by value
+  std::string name;       // "sim::act(int, convoy::share::Slots const&, double)"
+  std::string signature;  // "void (int, convoy::share::Slots, double)": with all types by value
   std::uint64_t signature_hash = 0;
   // Whether any peer may call it by name. Use with spawn() or ProcessPool does not set this: there
   // only the parent, the same program, asks for it.

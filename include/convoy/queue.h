@@ -89,7 +89,7 @@ class Queue : public Shared {
 
   struct Losses {
     std::uint64_t items = 0;
-    std::string latest;  // "pid 12 ended with item 7 of pid 9 in its hands"
+    std::string latest;  // "pid 12 died while it held item 7, put by pid 9"
   };
   // All losses since the queue was made, in any process. Checks for dead processes first.
   Losses lost() const;

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "convoy/deadline.h"
 #include "convoy/store.h"
 
 namespace convoy {
@@ -29,7 +29,9 @@ struct RendezvousOptions {
   std::string method = "env://";
   std::optional<int> rank = std::nullopt;  // override method and environment
   std::optional<int> size = std::nullopt;
-  std::chrono::milliseconds timeout = Store::kDefaultTimeout;
+  // Until when all ranks must have come: a duration (0: expired at once) or a Deadline. Not set: 5
+  // minutes.
+  Timeout timeout = Store::kDefaultTimeout;
 };
 
 // Finds out which rank this process is, and blocks until all ranks of the job have come. All ranks

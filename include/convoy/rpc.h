@@ -11,13 +11,13 @@
 
 #include "convoy/deadline.h"
 #include "convoy/detail/rpc_call.h"
+#include "convoy/detail/rpc_values.h"
 #include "convoy/future.h"
 #include "convoy/rpc_error.h"
 #include "convoy/rpc_function.h"
 #include "convoy/rpc_operator.h"
 #include "convoy/rpc_options.h"
 #include "convoy/rpc_stats.h"
-#include "convoy/rpc_values.h"
 
 // Calls of functions in other processes.
 //

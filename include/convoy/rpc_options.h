@@ -117,9 +117,9 @@ struct ShutdownOptions {
   // Only without `graceful`: no error if others still refer to values here. Otherwise shutdown()
   // throws kInvalidArgument ("Leaking RRef") after it has ended the session.
   bool ignore_leaks = false;
-  // After this time shutdown() throws kTimeout, naming the workers that it waited for. The session
-  // is still open then. 0: no limit.
-  std::chrono::milliseconds timeout = Store::kDefaultTimeout;
+  // A duration (0: no limit) or a Deadline, at which shutdown() throws kTimeout, naming the workers
+  // that it waited for. The session is still open then. Not set: 5 minutes.
+  Timeout timeout = Store::kDefaultTimeout;
 };
 
 }  // namespace convoy::rpc

@@ -398,9 +398,8 @@ std::byte* Engine::peer_memory(const Running& running, int rank, const shm::Loca
 
 void Engine::fail_nonsense(const Running& running, int rank) {
   fail_run(running, ErrorKind::kInternal,
-           concat("what rank ", rank, " (pid ", mesh_->process(rank).pid,
-                  ") has written into the group's memory makes no sense: does something overwrite "
-                  "it?"));
+           concat("rank ", rank, " (pid ", mesh_->process(rank).pid,
+                  ") wrote invalid data into the group's memory; something may overwrite it"));
 }
 
 // Where the stretches of a rank's buffer are, behind `first` others.

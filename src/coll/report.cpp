@@ -46,7 +46,7 @@ std::string advice_for(const Called& first, const Called& other) {
   if (!(same == first.signature)) return "every rank must make the same calls in the same order";
   if (first.shapes.empty() != other.shapes.empty()) return kEqualSetting;
   if (first.shapes != other.shapes) return kEqualShapes;
-  return "what they gave as tags, or their types, differs";
+  return "tags or types differ between ranks";
 }
 
 }  // namespace

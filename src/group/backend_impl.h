@@ -62,9 +62,9 @@ class ConvoyBackend::Impl {
   // c10d says "unset" with -1; nothing at all is as good.
   std::chrono::nanoseconds timeout(std::chrono::milliseconds asked) const {
     if (asked == c10d::kUnsetTimeout || asked == std::chrono::milliseconds::zero()) return timeout_;
-    TORCH_CHECK_VALUE(asked.count() > 0, "the time-out is ", asked.count(),
-                      " ms; it must be positive (group \"", group_->name(), "\", rank ",
-                      group_->rank(), " of ", group_->size(), ")");
+    TORCH_CHECK_VALUE(asked.count() > 0, "timeout must be > 0 ms, got ", asked.count(),
+                      " (group \"", group_->name(), "\", rank ", group_->rank(), " of ",
+                      group_->size(), ")");
     return asked;
   }
   coll::CallOptions call(std::chrono::milliseconds asked) const {

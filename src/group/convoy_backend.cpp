@@ -133,9 +133,9 @@ c10::intrusive_ptr<c10d::Backend::Options> ConvoyBackend::getBackendOptions() {
 }
 
 void ConvoyBackend::setTimeout(std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(timeout.count() > 0, "the time-out is ", timeout.count(),
-                    " ms; it must be positive (group \"", impl_->group().name(), "\", rank ",
-                    getRank(), " of ", getSize(), ")");
+  TORCH_CHECK_VALUE(timeout.count() > 0, "timeout must be > 0 ms, got ", timeout.count(),
+                    " (group \"", impl_->group().name(), "\", rank ", getRank(), " of ", getSize(),
+                    ")");
   impl_->set_timeout(timeout);
 }
 

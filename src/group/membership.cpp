@@ -137,7 +137,7 @@ ProcessGroup ProcessGroup::shrink(const std::vector<int>& survivors,
                                   const SplitOptions& options) const {
   if (!impl().shares_memory()) {
     fail(ErrorKind::kUnsupported, impl().head("shrink"), "backend \"", backend_name(),
-         "\" does not tell who has died; make a new group");
+         "\" does not report dead ranks; make a new group");
   }
   if (!impl().store) {
     fail(ErrorKind::kInvalidArgument, impl().head("shrink"),

@@ -567,7 +567,7 @@ at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, const at::TensorOptions
 EventHandle ProcessGroup::on_event(EventCallback callback) const {
   if (!impl().own) {
     fail(ErrorKind::kUnsupported, impl().head("on_event"), "backend \"", backend_name(),
-         "\" does not tell of its operations; \"convoy\" does");
+         "\" does not report its operations; \"convoy\" does");
   }
   return impl().own->on_event(std::move(callback));
 }

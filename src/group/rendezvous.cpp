@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -194,12 +196,13 @@ void close_files() noexcept try {
   log_warn("rendezvous: ", error.what());
 }
 
-std::shared_ptr<Store> open_file(const std::string& path, int size,
-                                 std::chrono::milliseconds timeout) {
+std::shared_ptr<Store> open_file(const std::string& path, int size, const Deadline& deadline) {
   prepare_file(path);
   try {
     auto store = c10::make_intrusive<c10d::FileStore>(path, size);
-    store->setTimeout(timeout);
+    // Never 0, which is no limit to it.
+    store->setTimeout(std::chrono::ceil<std::chrono::milliseconds>(
+        std::max<std::chrono::nanoseconds>(deadline.remaining(), std::chrono::milliseconds(1))));
     static const int registered = std::atexit(close_files);
     CONVOY_CHECK(registered == 0);
     return from_c10d(std::move(store));
@@ -307,7 +310,7 @@ OpenStore open_by_environment(const GivenRank& given, const Deadline& deadline) 
 }  // namespace
 
 OpenStore open_store(const RendezvousOptions& options) {
-  const auto deadline = Deadline::after(options.timeout);
+  const auto deadline = options.timeout.deadline(Store::kDefaultTimeout);
   const auto url = parse_rendezvous_url(options.method);
   const GivenRank given = {options.rank ? options.rank : url.given.rank,
                            options.size ? options.size : url.given.size};
@@ -315,13 +318,13 @@ OpenStore open_store(const RendezvousOptions& options) {
     case RendezvousUrl::Scheme::kEnvironment: return open_by_environment(given, deadline);
     case RendezvousUrl::Scheme::kTcp: return open_tcp(url.endpoint, given.rank, false, deadline);
     case RendezvousUrl::Scheme::kFile:
-      return {open_file(url.path, kOpenFile, options.timeout), given.rank};
+      return {open_file(url.path, kOpenFile, deadline), given.rank};
   }
   fail(ErrorKind::kInternal, "rendezvous: unknown scheme");
 }
 
 Meeting rendezvous(const RendezvousOptions& options) {
-  const auto deadline = Deadline::after(options.timeout);
+  const auto deadline = options.timeout.deadline(Store::kDefaultTimeout);
   const auto url = parse_rendezvous_url(options.method);
   const GivenRank given = {options.rank ? options.rank : url.given.rank,
                            options.size ? options.size : url.given.size};
@@ -334,7 +337,7 @@ Meeting rendezvous(const RendezvousOptions& options) {
     case RendezvousUrl::Scheme::kFile: {
       const auto self = read_self(options.method, given);
       auto store = meet_at(concat(kFileScheme, url.path), self, Freshness::kNew, deadline, [&] {
-        return ServedStore{nullptr, open_file(url.path, self.size, options.timeout)};
+        return ServedStore{nullptr, open_file(url.path, self.size, deadline)};
       });
       return to_meeting(self, "file", std::move(store));
     }

@@ -90,7 +90,7 @@ std::unique_ptr<CLI::App> make_run_app(RunTexts& texts) {
   add("Ending", "--timeout", texts.timeout, "TIME",
       "End a job that takes longer, with exit status 124 (default: none)");
   add("Input and output", "--stdin", texts.stdin_mode, "none|all|RANK",
-      "Who reads our standard input (default none)");
+      "Which ranks read standard input (default none)");
   add("Input and output", "--show", texts.shown, "all|none|RANKS",
       "Whose output appears here, such as 0 or 0,2-3 (default all)");
   add("Input and output", "--log-dir", texts.log_folder, "DIR",
@@ -261,7 +261,8 @@ std::optional<std::set<int>> parse_shown(const std::string& text, int ranks) {
     const int last =
         dash == std::string::npos ? first : parse_rank("--show", item.substr(dash + 1), ranks);
     if (last < first)
-      usage("convoy run: --show '", item, "' counts down; write it as ", last, "-", first);
+      usage("convoy run: --show '", item, "' is a descending range; write it as ", last, "-",
+            first);
     for (int rank = first; rank <= last; ++rank) shown.insert(rank);
   }
   return shown;
@@ -371,7 +372,7 @@ CommandLine parse_doctor(Arguments arguments) {
   Words words(arguments.begin(), arguments.end());
   const std::size_t options = count_options(*app, words);
   if (options < arguments.size()) {
-    usage("convoy doctor: '", arguments[options], "' is too much; it takes options only");
+    usage("convoy doctor: unexpected argument '", arguments[options], "'; it takes options only");
   }
   try {
     parse_options(*app, arguments);
@@ -395,7 +396,7 @@ CommandLine parse_record(Arguments arguments) {
   const Arguments rest = arguments.subspan(options);
   if (arguments.empty()) return line;
   if (rest.size() != 1 || rest.front().empty()) {
-    usage("convoy record: ", rest.size() > 1 ? "one job at a time; give" : "of which job? Give",
+    usage("convoy record: ", rest.size() > 1 ? "one job at a time; give" : "no job given; give",
           " its name or a process number: convoy record JOB ('convoy record' lists the jobs)");
   }
   line.record.job = rest.front();
@@ -426,7 +427,7 @@ CommandLine parse_help(Arguments arguments) {
 CommandLine parse_command_line(const std::vector<std::string>& arguments, int cores) {
   if (arguments.empty()) {
     usage(
-        "convoy: what shall be done? Start a job with 'convoy run -n 4 ./program', or see "
+        "convoy: no command given; start a job with 'convoy run -n 4 ./program', or see "
         "'convoy --help'");
   }
   const std::string& word = arguments[0];

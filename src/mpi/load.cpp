@@ -26,7 +26,7 @@ Module& load() {
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
   if (!library) {
     const char* const why = ::dlerror();
-    fail(ErrorKind::kUnsupported, "backend \"mpi\" is not here: ", why ? why : path,
+    fail(ErrorKind::kUnsupported, "backend \"mpi\" is not available: ", why ? why : path,
          ". It is built where CMake finds an MPI (CONVOY_MPI), and needs that MPI to run");
   }
   using Entry = Module*();

@@ -238,7 +238,7 @@ void MpiMedium::fail_run(const Running& running, ErrorKind kind, const std::stri
 void MpiMedium::fail_unfinished(const Running& running, Finish outcome) {
   if (outcome == Finish::kStopped) check_failed(running);
   fail_run(running, ErrorKind::kTimeout,
-           concat("Timed out waiting for other ranks, of which MPI does not tell who is missing "
+           concat("Timed out waiting for other ranks; MPI cannot tell which ones "
                   "(monitored_barrier does); last completed #",
                   running.number - 1));
 }

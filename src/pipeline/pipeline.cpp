@@ -167,7 +167,7 @@ class Attempt {
     if (!deadline_.expired()) return std::nullopt;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (s < ended_.size() && ended_[s].done()) continue;
-      return Failure{s, ErrorKind::kTimeout, "it was not through when the time was over", {}};
+      return Failure{s, ErrorKind::kTimeout, "it did not finish by the deadline", {}};
     }
     return std::nullopt;
   }

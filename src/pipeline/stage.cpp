@@ -24,7 +24,7 @@ std::string text_in(const std::exception_ptr& error) {
     const std::string text = e.what();
     return text.substr(0, text.find('\n'));
   } catch (...) {
-    return "something that is no exception of std";
+    return "an exception not derived from std::exception";
   }
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "convoy/detail/rpc_signature.h"
-#include "convoy/rpc_values.h"
+#include "convoy/detail/rpc_values.h"
 
 namespace convoy::rpc::detail {
 

@@ -30,7 +30,7 @@ class Reader {
   explicit Reader(std::string_view text) : text_(text) {}
 
   ValueType read_type() {
-    if (++depth_ > 100) fail_text("it nests too deep");
+    if (++depth_ > 100) fail_text("it is nested too deeply");
     ValueType type = read_one();
     --depth_;
     return type;
@@ -48,11 +48,11 @@ class Reader {
   }
   void expect(char c) {
     skip_spaces();
-    if (!take(c)) fail_text("there is something that it does not know");
+    if (!take(c)) fail_text("it has an unknown part");
   }
   void expect_end() {
     skip_spaces();
-    if (at_ != text_.size()) fail_text("there is something behind it");
+    if (at_ != text_.size()) fail_text("there is text after its end");
   }
 
  private:
@@ -139,7 +139,7 @@ class Reader {
     if (name.starts_with("object ")) return {.kind = Is::kObject, .name = name.substr(7)};
     if (name.empty()) fail_text("a type is missing");
     if (take('{')) return {.kind = Is::kStruct, .name = name, .parts = read_list('}')};
-    fail_text("an enumeration, or a type in itself");
+    fail_text("enumerations and recursive types are not supported");
   }
   // Of a list's items: otherwise any number of them fits into a message.
   static bool has_bytes(const ValueType& type) {
@@ -147,12 +147,12 @@ class Reader {
         type.kind == ValueType::Kind::kTuple || type.kind == ValueType::Kind::kStruct;
     return !in_parts || std::any_of(type.parts.begin(), type.parts.end(), has_bytes);
   }
-  [[noreturn]] void fail_empty() const { fail_text("there is nothing in its items"); }
+  [[noreturn]] void fail_empty() const { fail_text("its items have no bytes"); }
 
   ValueType read_template(ValueType::Kind kind, std::size_t parts) {
     expect('<');
     ValueType type{.kind = kind, .parts = read_list('>')};
-    if (parts != 0 && type.parts.size() != parts) fail_text("its arguments are not as many");
+    if (parts != 0 && type.parts.size() != parts) fail_text("wrong number of template arguments");
     if (kind == ValueType::Kind::kMap && !has_bytes(type.parts[0])) fail_empty();
     return type;
   }

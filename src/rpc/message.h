@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "agent/call.h"
-#include "convoy/rpc_values.h"
+#include "convoy/detail/rpc_values.h"
 
 namespace convoy::rpc {
 

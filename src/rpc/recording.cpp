@@ -6,7 +6,7 @@
 
 #include "agent/agent.h"
 #include "base/error.h"
-#include "convoy/rpc_values.h"
+#include "convoy/detail/rpc_values.h"
 #include "rpc/session_impl.h"
 
 namespace convoy::rpc::detail {

@@ -125,7 +125,7 @@ agent::Failure failure_of(const std::exception_ptr& error, const std::string& wo
   } catch (const std::exception& thrown) {
     return {ErrorKind::kInternal, thrown.what(), worker, ""};
   } catch (...) {
-    return {ErrorKind::kInternal, "something that is no std::exception", worker, ""};
+    return {ErrorKind::kInternal, "an exception not derived from std::exception", worker, ""};
   }
 }
 

@@ -55,7 +55,7 @@ Thrown describe_thrown(const std::exception_ptr& error) {
     return {name_of(typeid(thrown)), thrown.what()};
   } catch (...) {
     const std::type_info* const type = abi::__cxa_current_exception_type();
-    return {type ? name_of(*type) : "unknown", "something that is no std::exception"};
+    return {type ? name_of(*type) : "unknown", "an exception not derived from std::exception"};
   }
 }
 

@@ -295,7 +295,7 @@ void Session::barrier(const std::vector<std::string>& names, const Timeout& limi
 void Session::shutdown(const ShutdownOptions& options) const {
   impl_->agent().require_home();
   if (impl_->agent().is_shut_down()) return;
-  const Deadline deadline = deadline_of(checked("timeout", options.timeout));
+  const Deadline deadline = deadline_of(options.timeout, Store::kDefaultTimeout);
   if (options.graceful) {
     impl_->membership().check_leave();
     impl_->agent().shutdown(deadline);

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "convoy/rpc_values.h"
+#include "convoy/detail/rpc_values.h"
 #include "transport/endpoint.h"
 
 namespace convoy::rpc {

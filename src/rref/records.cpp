@@ -81,7 +81,7 @@ std::string encode_record(const Record& record) {
 
 ReferenceLetter decode_letter(std::span<const std::byte> bytes) {
   ReferenceLetter letter;
-  WireReader reader(bytes, "letter about references");
+  WireReader reader(bytes, "message about references");
   letter.head = reader.take<LetterHead>();
   if (letter.head.zero != 0) reader.bad("bytes are not zero");
   if (letter.head.count != 0 && letter.head.first == 0) reader.bad("records count from 1");

@@ -158,7 +158,7 @@ std::uint64_t Book::issue_ticket() const {
     if (tickets()[ticket % count].compare_exchange_strong(nothing, ticket)) return ticket;
   }
   fail(ErrorKind::kResource, "to_bytes: ", count, " handles as bytes of the memory of pid ",
-       pid_of(head().owner), " were not turned into tensors yet, which is the most");
+       pid_of(head().owner), " have not been turned into tensors yet, which is the limit");
 }
 
 bool Book::redeem_ticket(std::uint64_t ticket) const {
@@ -195,7 +195,7 @@ int Book::claim_slot(ProcessWord process, const IsDead& is_dead) const {
     return i;
   }
   fail(ErrorKind::kResource, "the memory of pid ", pid_of(head().owner), " is used by ",
-       kMostHolders, " processes already, which is the most; send a copy to this one");
+       kMostHolders, " processes already, which is the limit; send a copy to this one");
 }
 
 // True: the slot is this process's to clear, and is cleared. The caller says what becomes of it.

@@ -20,8 +20,8 @@ std::string_view as_text(std::span<const std::byte> bytes) {
 }
 
 const char* kind_of(const Value& value) {
-  static constexpr std::array kNames = {"nothing",  "a truth value",   "an integer",
-                                        "a number", "a text",          "bytes",
+  static constexpr std::array kNames = {"nothing",  "a bool",          "an integer",
+                                        "a number", "a string",        "bytes",
                                         "a tensor", "a Python object", "a queue or lock"};
   static_assert(kNames.size() == std::variant_size_v<Value>);
   return kNames[value.index()];
@@ -52,7 +52,7 @@ const at::Tensor& Message::tensor(std::size_t i) const {
   return get<at::Tensor>(*this, i, "a tensor");
 }
 const std::string& Message::text(std::size_t i) const {
-  return get<std::string>(*this, i, "a text");
+  return get<std::string>(*this, i, "a string");
 }
 std::int64_t Message::integer(std::size_t i) const {
   return get<std::int64_t>(*this, i, "an integer");

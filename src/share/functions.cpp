@@ -128,8 +128,8 @@ const FunctionEntry& find_function(FunctionUse use, const std::string& name) {
   const auto found = known->find(name);
   if (found == known->end() || runner_of(found->second, use) == nullptr) {
     fail(ErrorKind::kInvalidArgument, "this program has no function ", in_quotes(name, 300),
-         ": it is another than the one that asks for it, or the function lies in a library that "
-         "was loaded later than main began");
+         ": it is a different program from the one that asks for it, or the function is in a "
+         "library that was loaded after main began");
   }
   return found->second;
 }
@@ -170,7 +170,7 @@ const FunctionEntry& call_entry(const CallRegistration& function) {
   if (const FunctionEntry* const entry = entry_of(*known, function.identity);
       function.lambda && (!entry || entry->call_name.empty())) {
     fail(ErrorKind::kInvalidArgument,
-         "rpc: a lambda is called that has no CONVOY_RPC in this program, which gives it its name");
+         "rpc: a lambda must be registered with CONVOY_RPC before it is called");
   }
   return enter_call(*known, function);
 }

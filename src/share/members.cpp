@@ -25,7 +25,7 @@ std::size_t Members::claim(ProcessWord process) const {
   }
   if (free == kMostMembers) {
     fail(ErrorKind::kResource, "it is used by ", kMostMembers,
-         " processes already, which is the most");
+         " processes already, which is the limit");
   }
   first_[free].process.store(process, std::memory_order_release);
   return free;

@@ -61,7 +61,7 @@ void check(const WireValue& value) {
     case WireValue::kBool:
       length = 1;
       if (value.bytes.size() == 1 && static_cast<unsigned char>(value.bytes[0]) > 1) {
-        bad("a truth value is neither");
+        bad("a bool must be 0 or 1");
       }
       break;
     case WireValue::kInteger:
@@ -75,9 +75,9 @@ void check(const WireValue& value) {
     case WireValue::kDevice:  // what a DeviceSharing made, then its device's number
       if (length == 0) bad("a tensor has no device");
       break;
-    default: bad("a value is of unknown kind");
+    default: bad("a value has an unknown kind");
   }
-  if (value.bytes.size() != length) bad("a value has not the length of its kind");
+  if (value.bytes.size() != length) bad("a value has the wrong length for its kind");
 }
 
 }  // namespace
@@ -152,7 +152,7 @@ WireMessage parse_message(std::string_view bytes) {
     region.device = in.take<std::uint64_t>();
     region.inode = in.take<std::uint64_t>();
     region.path = in.take_padded(length);
-    if (region.path.find('\0') != std::string::npos) bad("a path has a zero in it");
+    if (region.path.find('\0') != std::string::npos) bad("a path contains a NUL byte");
   }
   message.blocks.reserve(in.checked_count(blocks, kBlockBytes));
   for (std::uint32_t i = 0; i < blocks; ++i) {

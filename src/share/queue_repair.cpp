@@ -134,9 +134,9 @@ void QueueMemory::bury(const Members::Dead& dead, std::vector<Item>& left) {
     if (state != SlotState::kTaken && state != SlotState::kLeft) continue;
     if (member_of(word) != dead.index) continue;
     if (state == SlotState::kTaken) {
-      note_loss(dead.process, 1,
-                concat("ended with item ", number_of(word), " of pid ", pid_of(s.producer),
-                       " in its hands"));
+      note_loss(
+          dead.process, 1,
+          concat("died while it held item ", number_of(word), ", put by pid ", pid_of(s.producer)));
     }
     s.word.store(slot_word(SlotState::kLeft, number_of(word), me), std::memory_order_release);
     const std::size_t bytes = std::min(s.bytes, shape_.item_bytes);
@@ -144,7 +144,7 @@ void QueueMemory::bury(const Members::Dead& dead, std::vector<Item>& left) {
                     std::string(reinterpret_cast<const char*>(s.data()), bytes), &s.progress});
   }
   const std::uint32_t puts = member.puts();
-  if (puts > 0) note_loss(dead.process, puts, "ended while it put an item");
+  if (puts > 0) note_loss(dead.process, puts, "died while it put an item");
   for (std::size_t which = 0; which < 2; ++which) {
     List& list = h.lists[which];
     auto& sleepers = list.bell.sleepers;
@@ -205,10 +205,10 @@ void QueueMemory::drain() {
     if (items.empty()) continue;
     dropped += items.size();
     const Lock lock(*this);
-    note_loss(own_process_word(), items.size(), "was the last to let go of the queue");
+    note_loss(own_process_word(), items.size(), "was the last process to detach from the queue");
   }
   if (dropped > 0) {
-    log_info("queue: ", dropped, " items were in it when the last process let go of it");
+    log_info("queue: ", dropped, " items were in it when the last process detached from it");
   }
 }
 

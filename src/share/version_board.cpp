@@ -140,7 +140,7 @@ std::size_t VersionBoard::enter() const {
     }
   }
   fail(ErrorKind::kResource, "published tensors have ", kMostReaders,
-       " readers already, which is the most");
+       " readers already, which is the limit");
 }
 
 void VersionBoard::leave(std::size_t slot) const noexcept { readers_[slot].process.store(0); }

@@ -47,8 +47,8 @@ std::int64_t parse_number(const std::string& key, const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    fail(ErrorKind::kInvalidArgument, "store: add to key ", printable(key), ", which holds ",
-         printable(text), " and no number");
+    fail(ErrorKind::kInvalidArgument, "store: add to key ", printable(key), ": value ",
+         printable(text), " is not a number");
   }
   return value;
 }

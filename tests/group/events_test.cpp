@@ -86,7 +86,7 @@ TEST(Events, OfAForeignBackendAreRefused) {
   RankGroup(1, RankMode::kThreads).run([](Rank& r) {
     const auto group = ProcessGroup::from(c10::make_intrusive<FakeBackend>(make_backend(r)));
     EXPECT_THAT(text_of([&] { static_cast<void>(group.on_event([](const Event&) {})); }),
-                HasSubstr("backend \"fake\" does not tell of its operations"));
+                HasSubstr("backend \"fake\" does not report its operations"));
   });
 }
 

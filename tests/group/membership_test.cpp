@@ -252,7 +252,7 @@ TEST_P(MembershipTest, MergeAndVoluntaryShrink) {
     EXPECT_THAT(text_of([&] { half.shrink({0, 7}); }), HasSubstr("there is no rank 7"));
     const auto foreign = ProcessGroup::from(c10::make_intrusive<FakeBackend>(
         c10::make_intrusive<ConvoyBackend>(make_local_store(), 0, 1)));
-    EXPECT_THAT(text_of([&] { foreign.shrink(); }), HasSubstr("does not tell who has died"));
+    EXPECT_THAT(text_of([&] { foreign.shrink(); }), HasSubstr("does not report dead ranks"));
     EXPECT_THAT(text_of([&] { reconfigure(half, {}); }), HasSubstr("say .store"));
     r.barrier();
   });

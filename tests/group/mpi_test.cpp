@@ -212,7 +212,7 @@ TEST_P(MpiRanksTest, WorldAndItsParts) {
     expect_equal(tensor, full(r.id() < 2 ? 1 : 5, {5}));
     const auto twice = half.split_by(0, -half.rank());
     EXPECT_EQ(twice.rank(), 1 - half.rank());
-    EXPECT_THAT(text_of([&] { world.shrink(); }), HasSubstr("does not tell who has died"));
+    EXPECT_THAT(text_of([&] { world.shrink(); }), HasSubstr("does not report dead ranks"));
     EXPECT_THAT(text_of([&] { world.merge(r.store(), 8); }), HasSubstr("not \"mpi\""));
     const auto memory = world.allocate({4, 3}, at::kBFloat16);
     EXPECT_EQ(memory.scalar_type(), at::kBFloat16);

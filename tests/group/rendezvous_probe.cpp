@@ -83,7 +83,7 @@ void meet(const RendezvousOptions& options) {
 void fail_between(RendezvousOptions options) {
   const Meeting meeting = rendezvous(options);
   if (meeting.rank == 0) {
-    options.timeout = std::chrono::milliseconds(200);
+    options.timeout = Deadline::after(std::chrono::milliseconds(200));
     try {
       rendezvous(options);
     } catch (const Error& error) {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "convoy/detail/rpc_signature.h"
+#include "convoy/detail/rpc_values.h"
 #include "convoy/error.h"
-#include "convoy/rpc_values.h"
 #include "convoy/share.h"
 #include "rpc/tensor_codec.h"
 #include "rpc/tensor_head.h"

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "convoy/detail/rpc_signature.h"
+#include "convoy/detail/rpc_values.h"
 #include "convoy/error.h"
 #include "convoy/rpc_dynamic.h"
-#include "convoy/rpc_values.h"
 #include "rpc/dynamic.h"
 #include "support/expect_error.h"
 

@@ -522,6 +522,8 @@ TEST(RpcTest, ShutdownTimeoutNamesWhoBlocks) {  // test_wait_all_workers_timeout
     Session session(options_of(r));
     if (r.id() == 0) {
       expect_error(ErrorKind::kTimeout, "worker1", [&] { session.shutdown({.timeout = 10ms}); });
+      expect_error(ErrorKind::kTimeout, "worker1",
+                   [&] { session.shutdown({.timeout = Deadline::after(10ms)}); });
     }
     r.barrier();
     session.shutdown({.graceful = false});

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "agent/letters.h"
-#include "convoy/rpc_values.h"
+#include "convoy/detail/rpc_values.h"
 #include "rref/link.h"
 #include "rref/records.h"
 

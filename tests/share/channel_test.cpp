@@ -35,7 +35,7 @@ TEST_F(ShareChannelTest, MessagesMixKinds) {
   EXPECT_EQ(std::get<PythonObject>(message[7]).pickle, "pickle");
   EXPECT_EQ(message.text(8).size(), 11U);
   EXPECT_EQ(message.integer(9), std::int64_t{1} << 40);
-  expect_error(ErrorKind::kInvalidArgument, "value 1 of a message is a text, not a tensor",
+  expect_error(ErrorKind::kInvalidArgument, "value 1 of a message is a string, not a tensor",
                [&] { message.tensor(1); });
   expect_error(ErrorKind::kInvalidArgument, "value 12 does not exist: the message has 10",
                [&] { message.tensor(12); });
@@ -65,7 +65,7 @@ TEST_F(ShareChannelTest, WhatIsNoTensorWaitsForWhoTakesIt) {
   auto [a, b] = channel();
   a.send(Message{"text"});
   a.send(Message{at::ones({1}), at::ones({1})});
-  expect_error(ErrorKind::kInvalidArgument, "the next message is a text",
+  expect_error(ErrorKind::kInvalidArgument, "the next message is a string",
                [&, &end = b] { (void)end.receive(); });
   EXPECT_EQ(b.receive_message().text(0), "text");
   expect_error(ErrorKind::kInvalidArgument, "is 2 values", [&, &end = b] { (void)end.receive(); });

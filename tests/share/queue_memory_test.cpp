@@ -196,7 +196,7 @@ TEST(QueueMemoryTest, WhatIsLeftStaysForWhoMayJoin) {
   EXPECT_TRUE(queue.leave({}, [] { return false; }));
   EXPECT_EQ(settled, 1);
   EXPECT_EQ(queue.lost().items, 1u);
-  EXPECT_NE(queue.lost().latest.find("last to let go"), std::string::npos);
+  EXPECT_NE(queue.lost().latest.find("last process to detach"), std::string::npos);
   EXPECT_EQ(queue.size(), 0u);
 }
 

@@ -48,7 +48,7 @@ TEST_P(DeathTest, WithTheLock) {
   const auto lost = queue.lost();
   EXPECT_EQ(lost.items, !put_done || taken ? 1u : 0u) << lost.latest;
   EXPECT_EQ(settled, taken ? 1 : 0);
-  EXPECT_EQ(lost.latest.find("in its hands") != std::string::npos, taken);
+  EXPECT_EQ(lost.latest.find("died while it held item") != std::string::npos, taken);
   EXPECT_EQ(queue.size(), taken ? 2u : (put_done ? 3u : 2u));
   if (!taken) {
     EXPECT_EQ(get(queue, soon()), "first");

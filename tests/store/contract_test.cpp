@@ -133,7 +133,7 @@ TEST_P(StoreContract, AddToWhatIsNoNumber) {
   for (const std::string text : {"", " 1", "1 ", "1a", "0x1", "+1", "1e3", "-", "one", "--1",
                                  "9223372036854775808", "-9223372036854775809"}) {
     store->set("n", text);
-    EXPECT_ERROR(kInvalidArgument, "'" + text + "' and no number", store->add("n", 1));
+    EXPECT_ERROR(kInvalidArgument, "value '" + text + "' is not a number", store->add("n", 1));
     EXPECT_EQ(store->get("n"), text);
   }
 }

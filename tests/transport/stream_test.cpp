@@ -224,10 +224,9 @@ TEST(StreamTest, NonsenseLosesItsSender) {
       {[](Hands& hands) { hands.write({lent(1 << 20)}); }, "a piece beyond its segment"},
       {[](Hands& hands) { hands.write({lent(kBytes, 4096), lent(kBytes)}); },
        "a piece beside its stream"},
-      {[](Hands& hands) { hands.write({}, LetterEntry::kStreams, 0); }, "longer or shorter"},
-      {[&](Hands& hands) { hands.write({lent(kBytes), direct}); }, "a stream of nothing"},
-      {[&](Hands& hands) { hands.write({direct}, LetterEntry::kStreams, 0); },
-       "a stream of nothing"},
+      {[](Hands& hands) { hands.write({}, LetterEntry::kStreams, 0); }, "inconsistent length"},
+      {[&](Hands& hands) { hands.write({lent(kBytes), direct}); }, "an empty stream"},
+      {[&](Hands& hands) { hands.write({direct}, LetterEntry::kStreams, 0); }, "an empty stream"},
       {[](Hands& hands) { hands.write({lent(kBytes)}, 4); }, "impossible numbers"},
       {[](Hands& hands) {
          hands.ready().store(5000);
@@ -242,7 +241,7 @@ TEST(StreamTest, NonsenseLosesItsSender) {
          hands.knock();
          for (std::size_t i = 0; i <= RingLayout::kLoans; ++i) hands.poll_long();
        },
-       "more letters than it can lend"},
+       "more messages than it can lend"},
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(one.text);

@@ -110,7 +110,7 @@ class FutureState final : public FutureCore {
   Stored<T>& value() { return *value_; }
 
  private:
-  void decode(ValueSource& source) override;  // convoy/rpc_values.h
+  void decode(ValueSource& source) override;  // convoy/detail/rpc_values.h
 
   std::optional<Stored<T>> value_;
 };

@@ -12,12 +12,12 @@
 #include <typeinfo>
 #include <utility>
 
+#include "convoy/detail/rpc_served.h"
+#include "convoy/detail/rpc_values.h"
 #include "convoy/future.h"
 #include "convoy/rpc_error.h"
 #include "convoy/rpc_function.h"
 #include "convoy/rpc_options.h"
-#include "convoy/rpc_served.h"
-#include "convoy/rpc_values.h"
 
 // The caller's side of calls. For convoy/rpc.h and convoy/rref.h; nothing here is for direct use.
 namespace convoy::rpc::detail {

@@ -13,8 +13,8 @@
 #include <variant>
 #include <vector>
 
-// The tensors and references of a call's message, as they will be written. For convoy/rpc_values.h;
-// nothing here is for direct use.
+// The tensors and references of a call's message, as they will be written. For
+// convoy/detail/rpc_values.h; nothing here is for direct use.
 namespace convoy::rpc {
 
 template <class T>

@@ -7,10 +7,10 @@
 #include <utility>
 #include <variant>
 
+#include "convoy/detail/rpc_served.h"
 #include "convoy/detail/rpc_shape.h"
+#include "convoy/detail/rpc_values.h"
 #include "convoy/future.h"
-#include "convoy/rpc_served.h"
-#include "convoy/rpc_values.h"
 
 // Turns a received call into a call of the function, and its result into an answer. For
 // convoy/rpc_function.h; nothing here is for direct use.

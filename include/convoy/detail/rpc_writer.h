@@ -12,8 +12,8 @@
 
 #include "convoy/detail/rpc_message.h"
 
-// The two passes over values that become a message. For convoy/rpc_values.h; nothing here is for
-// direct use.
+// The two passes over values that become a message. For convoy/detail/rpc_values.h; nothing here is
+// for direct use.
 namespace convoy::rpc::detail {
 
 // The first pass: computes the size.

@@ -242,7 +242,7 @@ void Fabric::Impl::greet_on_loop(Loop::WatchId id) {
       auto state = connections.lock();
       if (state->arrived.size() >= kMostUnclaimed) {
         fail(ErrorKind::kResource, kMostUnclaimed,
-             " others wait already, and nobody asks for them");
+             " unclaimed connections are already waiting, which is the limit");
       }
       state->arrived[frame.process] = {std::move(socket), Deadline::after(kClaimTimeout)};
       state.unlock();

@@ -126,8 +126,8 @@ void fence(std::span<const std::shared_ptr<Peer>> outsiders, const Id& self,
   if (outsiders.empty()) return;
   // What does not show this process to itself shows nobody.
   if (maps_of(getpid()).find(marker_label(self)) == std::string::npos) {
-    fail(ErrorKind::kUnsupported, "/proc does not show this process's mappings, and so nobody ",
-         "else's: who still maps its memory cannot be found out; mount /proc, and let the process ",
+    fail(ErrorKind::kUnsupported, "/proc does not show this process's mappings, so the ",
+         "processes that map this memory cannot be listed; mount /proc, and let the process ",
          "be dumpable");
   }
   std::vector<std::string> markers;

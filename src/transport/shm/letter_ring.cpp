@@ -28,7 +28,7 @@ std::byte* data_of(const Mapping& mapping) { return mapping->data() + RingLayout
 
 // What is the same in all letters.
 LetterEntry parse_entry(std::span<const std::byte> entry) {
-  if (entry.size() < sizeof(LetterEntry)) bad_ring("a letter that is cut off");
+  if (entry.size() < sizeof(LetterEntry)) bad_ring("a message that is cut off");
   // As whole words: they were just written, and are not put together out of parts again.
   static_assert(std::endian::native == std::endian::little);
   const auto first = value_at<std::uint64_t>(entry.data());
@@ -43,7 +43,7 @@ LetterEntry parse_entry(std::span<const std::byte> entry) {
   if (head.bytes != entry.size() || head.zero != 0 || head.flags > 3 ||
       head.head_bytes > transport::Letter::kMostHead ||
       head.pieces > transport::Letter::kMostPieces || head.loan > RingLayout::kLoans) {
-    bad_ring("a letter of impossible numbers");
+    bad_ring("a message with impossible numbers");
   }
   return head;
 }
@@ -55,7 +55,7 @@ bool parse_plain(std::span<const std::byte> entry, PlainLetter& letter) {
   if (head.pieces != 0) return false;
   if (sizeof(LetterEntry) + padded(head.head_bytes) != entry.size() || head.loan != 0 ||
       (head.flags & LetterEntry::kStreams) != 0) {
-    bad_ring("a letter longer or shorter than itself");
+    bad_ring("a message with an inconsistent length");
   }
   letter.kind = head.kind;
   letter.reply = (head.flags & LetterEntry::kReply) != 0;
@@ -68,7 +68,7 @@ ParsedLetter parse_letter(std::span<const std::byte> entry) {
   const LetterEntry head = parse_entry(entry);
   std::size_t at = sizeof(LetterEntry) + padded(head.head_bytes);
   const std::size_t inline_at = at + head.pieces * sizeof(PieceEntry);
-  if (inline_at > entry.size()) bad_ring("a letter longer than itself");
+  if (inline_at > entry.size()) bad_ring("a message with an inconsistent length");
   ParsedLetter letter;
   letter.kind = head.kind;
   letter.reply = (head.flags & LetterEntry::kReply) != 0;
@@ -86,7 +86,7 @@ ParsedLetter parse_letter(std::span<const std::byte> entry) {
       if (loan == 0 || loan > RingLayout::kLoans || piece.bytes > SIZE_MAX / 2 ||
           piece.place + piece.bytes < piece.place ||
           (direct && letter.direct_loan != 0 && letter.direct_loan != loan)) {
-        bad_ring("a piece of impossible numbers");
+        bad_ring("a piece with impossible numbers");
       }
       if (direct) letter.direct_loan = static_cast<std::uint16_t>(loan);
       lent |= !direct;
@@ -95,17 +95,17 @@ ParsedLetter parse_letter(std::span<const std::byte> entry) {
       continue;
     }
     if (piece.bytes > entry.size() - data || padded(piece.bytes) > entry.size() - data) {
-      bad_ring("a piece longer than its letter");
+      bad_ring("a piece longer than its message");
     }
     letter.pieces.push_back({piece, entry.subspan(data, piece.bytes)});
     data += padded(piece.bytes);
   }
-  if (data != entry.size()) bad_ring("a letter with something behind it");
+  if (data != entry.size()) bad_ring("a message with bytes after its end");
   if ((head.loan != 0 && !lent) || (head.loan != 0 && head.loan == letter.direct_loan)) {
-    bad_ring("a loan of nothing");
+    bad_ring("an empty loan");
   }
   letter.streams = (head.flags & LetterEntry::kStreams) != 0;
-  if (letter.streams && (!lent || letter.direct_loan != 0)) bad_ring("a stream of nothing");
+  if (letter.streams && (!lent || letter.direct_loan != 0)) bad_ring("an empty stream");
   return letter;
 }
 

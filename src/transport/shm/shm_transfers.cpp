@@ -123,7 +123,7 @@ void ShmEndpoint::stall(std::unique_ptr<Transfer> transfer) {
   remote.stalled_.push_back(std::move(transfer));
   // Each of them holds a loan.
   if (remote.stalled_.size() > RingLayout::kLoans) {
-    break_off(remote, "has begun more letters than it can lend");
+    break_off(remote, "has begun more messages than it can lend");
   }
 }
 

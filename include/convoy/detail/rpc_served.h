@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "convoy/detail/rpc_signature.h"
-#include "convoy/rpc_values.h"
+#include "convoy/detail/rpc_values.h"
 
 // The callee's side of a call: the call itself, and values that references refer to. For
 // convoy/rpc_function.h; nothing here is for direct use.
