@@ -177,27 +177,28 @@ void Link::take(const LinkFrame& frame) {
     }
     has_ring_ = true;
   } else if (frame.type == LinkFrame::kRegion) {
-    if (frame.index != next_region_ || regions_.size() >= kMostRegions) {
-      fail(ErrorKind::kInvalidArgument, "memory ", frame.index, " after ", next_region_);
+    if (frame.index != got_.next_region || got_.regions.size() >= kMostRegions) {
+      fail(ErrorKind::kInvalidArgument, "memory ", frame.index, " after ", got_.next_region);
     }
     const auto kind = static_cast<Region::Kind>(frame.kind);
     if (kind == Region::Kind::kPool || kind == Region::Kind::kPlain ||
         kind == Region::Kind::kOutside) {
       // What its owner has given up is unmapped here too.
-      std::erase_if(regions_, [](const auto& known) {
+      std::erase_if(got_.regions, [](const auto& known) {
         return known.second->book() && known.second->book().head().retired.load() != 0;
       });
       auto region = Depot::instance().adopt(socket_.take_descriptor(), frame.bytes, kind);
-      regions_.emplace(next_region_++, std::move(region));
+      got_.regions.emplace(got_.next_region++, std::move(region));
     } else {
       fail(ErrorKind::kInvalidArgument, "memory of unknown kind ", frame.kind);
     }
   } else if (frame.type == LinkFrame::kDescriptor) {
-    if (frame.index != next_passed_ || passed_.size() >= kMostPassed) {
-      fail(ErrorKind::kInvalidArgument, "descriptor ", frame.index, " after ", next_passed_);
+    if (frame.index != got_.next_descriptor || got_.descriptors.size() >= kMostPassed) {
+      fail(ErrorKind::kInvalidArgument, "descriptor ", frame.index, " after ",
+           got_.next_descriptor);
     }
-    passed_.emplace(next_passed_, socket_.take_descriptor());
-    ++next_passed_;
+    got_.descriptors.emplace(got_.next_descriptor, socket_.take_descriptor());
+    ++got_.next_descriptor;
   } else {
     fail(ErrorKind::kInvalidArgument, "unknown message ", frame.type);
   }
@@ -292,12 +293,12 @@ bool Link::wait(SleepFlag& sleeps, const Deadline& deadline, Ready ready) {
 }
 
 std::uint32_t Link::introduce(const std::shared_ptr<Region>& region, const Deadline& deadline) {
-  const auto found = introduced_.find(region->serial());
-  if (found != introduced_.end()) return found->second;
+  const auto found = given_.regions.find(region->serial());
+  if (found != given_.regions.end()) return found->second;
   check_open("send");
   greet(deadline);
-  const std::uint32_t index = next_introduced_;
-  if (introduced_.size() >= kMostRegions || index >= kMostNumbers) {
+  const std::uint32_t index = given_.next_region;
+  if (given_.regions.size() >= kMostRegions || index >= kMostNumbers) {
     fail(ErrorKind::kResource, "send: a channel carries at most ", kMostRegions,
          " pieces of memory; make another channel");
   }
@@ -306,17 +307,18 @@ std::uint32_t Link::introduce(const std::shared_ptr<Region>& region, const Deadl
                         .index = index,
                         .kind = static_cast<std::uint32_t>(region->kind())};
   send_frame(frame, region->fd(), deadline);
-  ++next_introduced_;
+  ++given_.next_region;
   // One tensor each: there can be any number of them, and the peer keeps none.
-  if (region->kind() != Region::Kind::kOutside) introduced_.emplace(region->serial(), index);
+  if (region->kind() != Region::Kind::kOutside) given_.regions.emplace(region->serial(), index);
   return index;
 }
 
 std::uint32_t Link::pass(int descriptor, const Deadline& deadline) {
   check_open("send");
   greet(deadline);
-  send_frame({.type = LinkFrame::kDescriptor, .index = passed_on_}, descriptor, deadline);
-  return passed_on_++;
+  send_frame({.type = LinkFrame::kDescriptor, .index = given_.next_descriptor}, descriptor,
+             deadline);
+  return given_.next_descriptor++;
 }
 
 std::uint64_t Link::send(std::span<const std::byte> message, const Deadline& deadline) {
@@ -388,27 +390,27 @@ void Link::pump_until(std::unique_lock<std::mutex>& lock, Known known) {
 
 UniqueFd Link::passed(std::uint32_t index) {
   std::unique_lock lock(pump_mutex_);
-  pump_until(lock, [&] { return index < next_passed_; });
-  const auto found = passed_.find(index);
-  if (found == passed_.end()) {
+  pump_until(lock, [&] { return index < got_.next_descriptor; });
+  const auto found = got_.descriptors.find(index);
+  if (found == got_.descriptors.end()) {
     fail(ErrorKind::kInvalidArgument, "receive: a message refers to descriptor ", index,
          " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");
   }
   UniqueFd descriptor = std::move(found->second);
-  passed_.erase(found);
+  got_.descriptors.erase(found);
   return descriptor;
 }
 
 std::shared_ptr<Region> Link::region(std::uint32_t index) {
   std::unique_lock lock(pump_mutex_);
-  pump_until(lock, [&] { return index < next_region_; });
-  const auto found = regions_.find(index);
-  if (found == regions_.end()) {
+  pump_until(lock, [&] { return index < got_.next_region; });
+  const auto found = got_.regions.find(index);
+  if (found == got_.regions.end()) {
     fail(ErrorKind::kInvalidArgument, "receive: a message refers to memory ", index,
          " that was not passed before", lost() ? concat("; the peer ", why_lost_) : "");
   }
   auto region = found->second;
-  if (region->kind() == Region::Kind::kOutside) regions_.erase(found);
+  if (region->kind() == Region::Kind::kOutside) got_.regions.erase(found);
   return region;
 }
 

@@ -79,6 +79,21 @@ class Link {
   int descriptor() const { return socket_.socket().fd(); }
 
  private:
+  // Memory and descriptors that the peer has from this end. Both ends count them alike, from 0.
+  struct Given {
+    std::unordered_map<std::uint64_t, std::uint32_t> regions;  // serial -> index; not of kOutside
+    std::uint32_t next_region = 0;
+    std::uint32_t next_descriptor = 0;
+  };
+  // The other way round. Memory of kOutside is introduced for each message, and taken out by it;
+  // a descriptor is taken out by the one message that refers to it.
+  struct Got {
+    std::unordered_map<std::uint32_t, std::shared_ptr<Region>> regions;
+    std::uint32_t next_region = 0;
+    std::unordered_map<std::uint32_t, UniqueFd> descriptors;
+    std::uint32_t next_descriptor = 0;
+  };
+
   void greet(const Deadline& deadline);
   template <class Ready>
   bool wait(SleepFlag& sleeps, const Deadline& deadline, Ready ready);
@@ -106,9 +121,7 @@ class Link {
   // Of the sending side.
   Ring out_;
   std::uint64_t sent_ = 0;
-  std::unordered_map<std::uint64_t, std::uint32_t> introduced_;  // serial -> index
-  std::uint32_t next_introduced_ = 0;
-  std::uint32_t passed_on_ = 0;
+  Given given_;
 
   // Of the receiving side; set by pump(), once.
   Ring in_;
@@ -124,11 +137,7 @@ class Link {
   bool drained_ = false;  // the socket has no more
   std::string why_lost_;
   ErrorKind lost_kind_ = ErrorKind::kPeerLost;
-  // Of the peer, by number. Memory of kOutside is introduced for each message, and taken out by it.
-  std::unordered_map<std::uint32_t, std::shared_ptr<Region>> regions_;
-  std::uint32_t next_region_ = 0;
-  std::unordered_map<std::uint32_t, UniqueFd> passed_;
-  std::uint32_t next_passed_ = 0;
+  Got got_;
   ProcessWord peer_ = 0;
   UniqueFd pidfd_;
   Deadline::Clock::time_point last_pump_;

@@ -52,7 +52,7 @@ CONVOY_RPC(make_layer);
 CONVOY_RPC(&LayerImpl::forward);
 CONVOY_RPC(&LayerImpl::parameter);
 
-at::Tensor make_parameter(std::vector<std::int64_t> sizes) {
+at::Tensor make_parameter(const std::vector<std::int64_t>& sizes) {
   return torch::zeros(sizes).requires_grad_(true);
 }
 CONVOY_RPC(make_parameter);
@@ -124,6 +124,15 @@ void hold_turn(const RRef<at::Tensor>& parameter) {
   held.wait(false);
 }
 CONVOY_RPC(hold_turn);
+
+// Not in the middle of a step.
+double first_element(const RRef<at::Tensor>& parameter) {
+  const at::Tensor& tensor = parameter.local_value();
+  const StepTurns turns({tensor});
+  const auto turn = turns.take();
+  return tensor.view(-1)[0].item<double>();
+}
+CONVOY_RPC(first_element);
 
 namespace {
 
@@ -569,7 +578,7 @@ TEST(DistributedOptimizerTest, ConcurrentTrainers) {
     }
     r.barrier();
     // One trainer after the other: velocities of 1, 2, ... kSteps times its gradient.
-    const double sum = -kSteps * (kSteps + 1) / 2 * (1 + 2 + 3);
+    const double sum = -kSteps * (kSteps + 1) / 2.0 * (1 + 2 + 3);
     expect_equal(parameters[0].to_here().detach(), torch::full({kSize}, sum));
     expect_equal(parameters[1].to_here().detach(), torch::full({kSize}, sum));
     r.barrier();
@@ -637,7 +646,7 @@ TEST(DistributedOptimizerTest, OwnerKilledInAStep) {
         }
       });
       // worker1 was called before worker2 was.
-      while (!r.deadline().expired() && kept.to_here()[0].item<double>() == 0) {
+      while (!r.deadline().expired() && session.rpc_sync<first_element>("worker2", kept) == 0) {
       }
       r.mark("in the step");
       stepping.join();
@@ -798,7 +807,7 @@ TEST(StepInBackwardTest, OwnerKilledInAStep) {
               << text;
         }
       });
-      while (!r.deadline().expired() && kept.to_here()[0].item<double>() == 0) {
+      while (!r.deadline().expired() && session.rpc_sync<first_element>("worker2", kept) == 0) {
       }
       r.mark("in the step");
       passing.join();

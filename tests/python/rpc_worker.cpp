@@ -31,7 +31,7 @@ CONVOY_RPC(turn);
 
 Job next_job(Job job) {
   ++job.seed;
-  job.name += "+";
+  job.name += '+';
   for (auto& tensor : job.tensors) tensor = tensor * 2;
   return job;
 }

@@ -84,7 +84,7 @@ std::vector<Lease> overwrite_all_free_memory() {
 
 // In the main thread of a child: goes on in another thread, and ends the main one.
 template <class Rest>
-[[noreturn]] void go_on_without_main_thread(Rest rest) {
+[[noreturn]] void go_on_without_main_thread(const Rest& rest) {
   std::thread([rest] { ::_exit(rest() ? 0 : 1); }).detach();
   ::syscall(SYS_exit, 0);  // of this thread alone
   std::abort();

@@ -19,7 +19,7 @@ class DeathTest : public testing::TestWithParam<std::string> {};
 
 // The rank's process ends at the given place, with the lock held; everything else goes on.
 TEST_P(DeathTest, WithTheLock) {
-  const std::string where = GetParam();
+  const std::string& where = GetParam();
   RankGroup group(1, RankMode::kProcesses);
   int settled = 0;
   Queue queue({.capacity = 4, .item_bytes = 16},
@@ -71,7 +71,7 @@ class BatchDeathTest : public testing::TestWithParam<std::string> {};
 
 // It ends while it puts the first of three at once: what came in is there, and the rest is lost.
 TEST_P(BatchDeathTest, TheRestIsCounted) {
-  const std::string where = GetParam();
+  const std::string& where = GetParam();
   RankGroup group(1, RankMode::kProcesses);
   Queue queue({.capacity = 4, .item_bytes = 16}, no_settle());
   group.start([&](Rank& r) {
