@@ -11,7 +11,7 @@
 #   WORLD=4           how many ranks `make test-pytorch` has
 #   TEXT=file         what `make demo` learns
 #   SEEDS=10000       how many programs `make soak-coll` runs
-#   SOAK_SECONDS=600  how long `make soak` disturbs
+#   SOAK_SECONDS=600  how long `make soak` runs
 #   FUZZ_SECONDS=60   how long `make fuzz` runs each fuzzer
 #   BOOTSTRAP=off     do not look for missing packages
 #   V=1               show every command of a build instead of one line of progress
@@ -78,7 +78,7 @@ test: build ## build and run the tests (all but the long ones)
 test-full: build ## all tests, the long ones too
 	@$(call ctest,release)
 
-test-pytorch: build ## PyTorch's own suite on our backend, WORLD=4 or 8 ranks (a quarter of an hour)
+test-pytorch: build ## PyTorch's own test suite on backend convoy, WORLD=4 or 8 ranks (a quarter of an hour)
 	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
 
 test-pytorch-rpc: build ## PyTorch's own tests of torch.distributed.rpc on our transport (a quarter of an hour)
@@ -124,10 +124,10 @@ bench-group: build ## what process groups cost beside the collectives below, int
 bench-faults: build ## how long survivors take to learn of a killed rank, into build/bench/faults.json
 	@mkdir -p build/bench; BENCH_JSON=build/bench/faults.json build/release/bin/bench_faults --gtest_brief=1
 
-bench-flight: build ## what the flight record costs an operation
+bench-flight: build ## cost of the flight record for each operation
 	@build/release/bin/bench_flight
 
-bench-python: build ## torch.distributed on our backend beside Gloo, into build/bench/python.json
+bench-python: build ## torch.distributed on backend convoy beside Gloo, into build/bench/python.json
 	@$(CONVOY_VENV)/bin/python bench/python.py
 
 bench-ddp: build ## DistributedDataParallel beside Python's on Gloo, into build/bench/ddp.json

@@ -9,6 +9,9 @@ OURS = "convoy"
 COLOURS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#000000", "#8c564b", "#9acd32"]
 KNOWN = {OURS: "#0072b2", "gloo": "#d55e00", "tensorpipe": "#e69f00", "tensorpipe python": "#8c564b", "grpc": "#009e73",
          "openmpi": "#56b4e9", "zmq": "#cc79a7", "oneccl": "#cc79a7", "torch.multiprocessing": "#d55e00"}
+# As their projects write them.
+PROPER = {OURS: "Convoy", "gloo": "Gloo", "tensorpipe": "TensorPipe", "tensorpipe python": "TensorPipe, from Python",
+          "grpc": "gRPC", "openmpi": "Open MPI", "zmq": "ZeroMQ", "oneccl": "oneCCL", "ray": "Ray", "monarch": "Monarch"}
 # Not a rival but a floor: drawn as rings.
 LIMITS = {"limit": "#888888", "memcpy": "#888888", "ring": "#888888", "endpoint": "#555555", "futex": "#555555",
           "local": "#bbbbbb", "alone": "#bbbbbb", "coll": "#888888", "two cores": "#555555", "floor": "#888888",
@@ -102,11 +105,12 @@ class Drawing:
 
     def legend(self, names, paint, x, y, most_x):
         for name in names:
-            width = 30 + 7 * len(name)
+            words = PROPER.get(name, name)
+            width = 30 + 7 * len(words)
             if x + width > most_x:
                 x, y = 12, y + 18
             self.dot(x + 6, y - 4, name, paint[name], 5, name)
-            self.text(x + 16, y, name, weight="600" if name == OURS else "400")
+            self.text(x + 16, y, words, weight="600" if name == OURS else "400")
             x += width
         return y
 

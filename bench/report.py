@@ -44,8 +44,8 @@ SECTIONS = [
      "others."),
 ]
 CASES = {
-    "call": "small call", "call_asleep": "small call, both asleep", "outstanding_64": "64 under way, each",
-    "echo_1mb": "1 MB there and back", "echo_16mb": "16 MB there and back", "echo_100mb": "100 MB there and back",
+    "call": "small call", "call_asleep": "small call, both asleep", "outstanding_64": "64 concurrent calls, per call",
+    "echo_1mb": "1 MB echo", "echo_16mb": "16 MB echo", "echo_100mb": "100 MB echo",
     "call_single": "small call, one thread", "call_beside_1gb": "small call beside 1 GB",
     "round_trip": "empty round trip", "round_trip_asleep": "empty round trip, both asleep",
     "large_lent": "100 MB, read where it is", "large_placed": "100 MB, placed",
@@ -194,7 +194,7 @@ def chart(found):
         alike = [r for r in found["rpc"] if (r["op"], r["path"]) == ("call", path)]
         rows.append((f"RPC: {CASES[path]}", rivals(times(alike))))
     rows = [(what, sides_of) for what, sides_of in rows if len(sides_of) > 1]
-    return plots.dots("Two processes of one host: time beside the peers", rows)
+    return plots.dots("Two processes of one host: time in comparison", rows)
 
 
 def rivals(found):
@@ -270,7 +270,7 @@ th, td {{ text-align: left; padding: 0.15rem 0.8rem 0.15rem 0; }}
 .how {{ color: #555; }} code {{ background: #f3f3f3; padding: 0 0.2rem; }}
 summary {{ cursor: pointer; margin: 0.5rem; }}
 </style></head><body>
-<h1>Convoy beside its peers</h1>
+<h1>Convoy and its peers</h1>
 <p>In each benchmark Convoy and its peers take turns on the same machine, within minutes. Times are medians. Axes are
 logarithmic: the same distance is the same factor. Point at a dot to read its value.</p>
 <table>{machine}</table>

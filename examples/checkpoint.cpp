@@ -1,4 +1,4 @@
-// Saves a training, and goes on from there, with any number of ranks:
+// Saves the state of a training and resumes from it, with any number of ranks:
 //
 //   convoy run -n 2 checkpoint        20 steps from the beginning
 //   convoy run -n 3 checkpoint        20 more from checkpoint.model and checkpoint.adam
@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   convoy::DistributedDataParallel model(net, world);  // rank 0's weights go to all ranks
   torch::optim::Adam adam(model->parameters(), torch::optim::AdamOptions(0.05));
   if (resumes) torch::load(adam, path + ".adam");  // every rank: its state is not broadcast
-  world.barrier();                                 // nobody writes while others still read
+  world.barrier();                                 // no rank writes while others still read
 
   float loss = 0;
   for (int step = 0; step < 20; ++step) {

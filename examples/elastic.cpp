@@ -1,6 +1,6 @@
-// Training that loses a member every 20 steps and goes on. The parent kills one of three members
-// and starts another in its place, 19 times in 400 steps; the loss follows that of a run that
-// nobody disturbs.
+// Training that survives the loss of a member every 20 steps. The parent kills one of three members
+// and starts another in its place, 19 times in 400 steps. The loss follows that of an undisturbed
+// run.
 //
 //   elastic [steps]
 #include <convoy/convoy.h>

@@ -1,6 +1,6 @@
 // A model in three stages, each on a worker of its own, trained by a pipeline: several parts of a
-// batch are under way at once. Worker 0 compares every loss with that of one process, and draws
-// when which stage worked on what.
+// batch are under way at once. Worker 0 compares every loss with that of one process, and draws a
+// chart of what each stage did when.
 //
 //   convoy run -n 3 pipeline
 //

@@ -23,7 +23,7 @@ struct Summary {
   CONVOY_FIELDS(worker, mean, sizes)
 };
 Summary summarize(const torch::Tensor& t) {
-  if (t.numel() == 0) throw std::invalid_argument("there is no mean of nothing");
+  if (t.numel() == 0) throw std::invalid_argument("cannot compute the mean of an empty tensor");
   return {rpc::current().session().worker_info().name, t.mean().item<double>(), t.sizes().vec()};
 }
 CONVOY_RPC(summarize);
@@ -66,5 +66,5 @@ int main() {
                 << std::endl;
     }
   }
-  session.shutdown();  // waits until nobody has anything to ask any more
+  session.shutdown();  // waits until no worker has calls under way
 }

@@ -13,8 +13,8 @@ using namespace std::chrono_literals;
 
 // Runs in a process of its own.
 void fill(int index, const torch::Tensor& table) {
-  table[index].fill_(index + 1);                   // the parent sees it
-  auto mine = convoy::share::empty({1000, 1000});  // born in shared memory
+  table[index].fill_(index + 1);                   // visible to the parent
+  auto mine = convoy::share::empty({1000, 1000});  // allocated in shared memory
   mine.fill_(10 * index);
   convoy::spawned()->parent.send({mine, "filled row", index});
 }

@@ -18,7 +18,7 @@ def main():
     # The group is still good: no data was touched.
     total = torch.ones(1)
     dist.all_reduce(total)
-    print(f"rank {rank} goes on: {total.item():.0f} ranks")
+    print(f"rank {rank} continues: {total.item():.0f} ranks")
     dist.destroy_process_group()
 
 

@@ -103,15 +103,15 @@ struct CallOptions {
   // Do not copy tensors that are in shared memory already (convoy/share.h). The callee gets the
   // same memory: what it writes there is visible here.
   bool lend = false;
-  // A promise that nobody writes to the tensors until the call has ended. rpc_async() then copies
-  // large ones once instead of twice. For rpc_sync() this always holds.
+  // The caller promises not to write to the tensors until the call has ended. rpc_async() then
+  // copies large ones once instead of twice. rpc_sync() always assumes it.
   bool stays = false;
 };
 
 struct ShutdownOptions {
   // True: waits until no worker has calls under way, so all workers must call shutdown(). Then all
   // references of the session end. With kComeAndGo this worker leaves alone, once it has no calls
-  // under way and nobody refers to its values. False: ends at once; calls under way end with
+  // under way and no worker refers to its values. False: ends at once; calls under way end with
   // kCancelled here, with kPeerLost on other workers.
   bool graceful = true;
   // Only without `graceful`: no error if others still refer to values here. Otherwise shutdown()

@@ -15,7 +15,7 @@ using torch::nn::Linear;
 
 // Gradients of `net` that are no numbers on one rank, in one parameter.
 at::Tensor loss_of(auto& model, int rank, bool bad) {
-  const auto y = model(input_of(rank, 1)).pow(2).sum();
+  auto y = model(input_of(rank, 1)).pow(2).sum();
   if (!bad) return y;
   return y + model->fc2->weight[0][0] * std::numeric_limits<double>::quiet_NaN();
 }
@@ -174,7 +174,7 @@ TEST(SparseMetadataTest, OnlyValuesTravel) {
   run_ranks(2, [](Rank& r, const ProcessGroup& world) {
     const auto table = at::ones({6, 2}).requires_grad_();
     Reducer reducer({table}, world, {}, {.names = {"table"}, .sparse = {0}});
-    const auto backward = [&](std::vector<std::int64_t> rows) {
+    const auto backward = [&](const std::vector<std::int64_t>& rows) {
       table.mutable_grad().reset();
       const auto out = at::embedding(table, at::tensor(rows), -1, false, true).sum();
       reducer.prepare_for_backward({out})[0].backward();

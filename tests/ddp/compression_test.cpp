@@ -534,17 +534,19 @@ TEST(PostLocalSgdTest, Hierarchy) {
       const auto wide = full(r.id(), {2}, at::kDouble);
       const bool met = averager.average_parameters({own, wide});
       EXPECT_EQ(met, kind != 0);
-      const double value = kind == 0 ? r.id() : kind == 1 ? 1.5 : (r.id() / 2) * 2 + 0.5;
+      const int first = r.id() / 2 * 2;  // of its pair
+      const double value = kind == 0 ? r.id() : kind == 1 ? 1.5 : first + 0.5;
       expect_equal(own, full(value, {3}));
       expect_equal(wide, full(value, {2}, at::kDouble));
     }
     Task net;
     DistributedDataParallel model(net, world);
     model.register_comm_hook(hooks::PostLocalSgd({.start_local_sgd_iter = 1, .subgroup = pair}));
+    const int first = r.id() / 2 * 2;  // of its pair
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       (model(at::ones({2, 2})) * r.id()).sum().backward();
-      expect_equal(net->p.grad(), full(step == 0 ? 1.5 : (r.id() / 2) * 2 + 0.5, {2, 2}));
+      expect_equal(net->p.grad(), full(step == 0 ? 1.5 : first + 0.5, {2, 2}));
     }
   });
 }

@@ -28,7 +28,7 @@ class ExamplesTest(TestCase):
         self.assertIn("step 60: loss", done.stdout)
 
     def test_mismatch(self):
-        self.run_on_two_ranks("mismatch.py", "ranks disagree", "rank 0 goes on: 2 ranks", "rank 1 goes on: 2 ranks")
+        self.run_on_two_ranks("mismatch.py", "ranks disagree", "rank 0 continues: 2 ranks", "rank 1 continues: 2 ranks")
 
     def test_check(self):
         self.run_on_two_ranks("check.py", ", 2 rank(s)")
