@@ -111,7 +111,7 @@ class HandleCodec {
   }
 
   static void check_nested(const Handle& handle) {
-    if (static_cast<int>(handle.layout) != kStrided || !handle.sizes.empty()) {
+    if (static_cast<std::uint8_t>(handle.layout) != kStrided || !handle.sizes.empty()) {
       bad("kind and layout do not match");
     }
     const auto& parts = handle.parts;
@@ -136,7 +136,7 @@ class HandleCodec {
     for (const auto& part : handle.parts) {
       if (part.kind != HandleKind::kStrided) bad("a part has parts");
     }
-    const int layout = static_cast<int>(handle.layout);
+    const int layout = static_cast<std::uint8_t>(handle.layout);
     switch (handle.kind) {
       case HandleKind::kStrided:
         if (layout != kStrided) bad("kind and layout do not match");

@@ -23,7 +23,7 @@ constexpr long kEach = 40;
 }  // namespace
 
 const std::vector<Fault>& all_faults() {
-  static const std::vector<Fault> kFaults = {
+  static const std::vector<Fault> faults = {
       {"memfd_create", EMFILE, kAny, kLasting},
       {"memfd_create", ENFILE},
       {"memfd_create", ENOMEM},
@@ -137,7 +137,7 @@ const std::vector<Fault>& all_faults() {
       {"pidfd_open", ENOSYS, kAny, kLasting},
       {"pidfd_send_signal", EPERM},
   };
-  return kFaults;
+  return faults;
 }
 
 std::string name_of(const Scenario& scenario) {

@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <string_view>
 
 namespace {
@@ -91,7 +92,7 @@ constexpr std::size_t number_of(const char* name) {
   for (std::size_t i = 0; i < kCalls; ++i) {
     if (std::string_view(kNames[i]) == name) return i;
   }
-  throw "no such call";  // when it is compiled
+  throw std::logic_error("no such call");  // when it is compiled
 }
 
 // Written by the control functions only, while nobody calls: relaxed.
@@ -268,7 +269,7 @@ CONVOY_EXPORT void convoy_inject_exempt(int on) { exempt = on != 0; }
     constexpr std::size_t kCall = number_of(#name);             \
     bool part = false;                                          \
     if (fails(kCall, &part, fd)) return -1;                     \
-    if (part && size > kWhole) size = 1;                        \
+    if (part && (size) > kWhole) (size) = 1;                    \
     CONVOY_NEXT(name);                                          \
     return real arguments;                                      \
   }

@@ -65,7 +65,7 @@ bool complete(const Launch& done) {
 
 // What is wrong with how it ended; empty: nothing.
 std::string judge(const Launch& done, const Case& one) {
-  const std::string how = concat(done.status.to_string(), "\n", done.err);
+  std::string how = concat(done.status.to_string(), "\n", done.err);
   if (done.status.signal != 0) return "ended by a signal: " + how;
   // A rank may end so ("[0] terminate called ..."): its store is gone.
   if (("\n" + done.err).find("\nterminate called") != std::string::npos) return "crashed: " + how;

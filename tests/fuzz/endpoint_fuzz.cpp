@@ -199,7 +199,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 6:
         if (victim.attacker) victim.attacker->try_send({.pieces = pieces});
         break;
-      case 7: {  // how much of a letter that streams is there
+      default: {  // how much of a letter that streams is there
         const std::size_t at = input.number(2) % segment.size() / 8 * 8;
         const std::uint64_t ready = input.number(3);
         reinterpret_cast<std::atomic<std::uint64_t>*>(segment.data() + at)->store(ready);

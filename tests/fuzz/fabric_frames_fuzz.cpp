@@ -36,8 +36,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const Segment segment = Segment::create(kSegment, "fuzz");
   Loop loop;
   auto [ours, theirs] = Socket::pair();
-  const auto peer = std::make_shared<Peer>(ProcessInfo{.pid = ::getpid()}, std::move(ours),
-                                           UniqueFd(::eventfd(0, EFD_CLOEXEC)));
+  const auto peer = std::make_shared<Peer>(ProcessInfo{.id = {}, .pid = ::getpid()},
+                                           std::move(ours), UniqueFd(::eventfd(0, EFD_CLOEXEC)));
   loop.post([&] { peer->start_on_loop(loop); });
   run_once(loop);
   // Each part: how many bytes, and which descriptor goes with them.

@@ -121,7 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 0: fuzz_url(text); break;
     case 1: fuzz_environment(text); break;
     case 2: fuzz_tasks(text); break;
-    case 3: fuzz_error_file(text); break;
+    default: fuzz_error_file(text); break;
   }
   return 0;
 }

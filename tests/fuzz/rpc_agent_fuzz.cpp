@@ -228,7 +228,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
           if (which < calls.size() && calls[which].started) victim.cancel(calls[which]);
           break;
         }
-        case 7: world.run([] { return false; }, input.number(1)); break;
+        default: world.run([] { return false; }, input.number(1)); break;
       }
     }
     world.run([] { return false; }, 2000);

@@ -95,7 +95,7 @@ class Scene {
         if (!running_.empty()) finish_function(input.byte() % 2 == 0);
         return;
       case 12: now_ += std::chrono::milliseconds(input.byte() * 20); return pump();
-      case 13: return pump();
+      default: return pump();
     }
   }
 
@@ -296,8 +296,9 @@ class Scene {
         }
         const WorkerId self = machine == &victim_ ? kVictim : kHonest;
         machine->collect([&](WorkerId to, std::string&& letter) {
-          if (to == kVictim || to == kHonest) letters_.push_back({self, std::move(letter)});
-          if (to == kAttacker && self == kVictim) {
+          if (to == kVictim || to == kHonest) {
+            letters_.push_back({self, std::move(letter)});
+          } else if (to == kAttacker && self == kVictim) {
             const auto head = decode_letter(std::as_bytes(std::span(letter))).head;
             if (head.count != 0) heard_ = std::max(heard_, head.first + head.count - 1);
           }

@@ -206,7 +206,7 @@ std::string use_backend(Member& m, int rank, std::int64_t n) {
   refused.expect("endCoalescing", [&] { return b.endCoalescing(); });
   refused.expect("cancel_coalescing", [&] { return b.cancel_coalescing(); });
   refused.expect("registerOnCompletionHook",
-                 [&] { return b.registerOnCompletionHook([](auto) {}); });
+                 [&] { return b.registerOnCompletionHook([](const auto&) {}); });
   refused.expect("waitForPendingWorks", [&] { return b.waitForPendingWorks(); });
   refused.expect("getSequenceNumberForGroup", [&] { return (b.getSequenceNumberForGroup()); });
   const auto store = to_c10d(make_local_store());

@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
+#include <torch/autograd.h>
 
 #include "convoy/error.h"
 #include "group/support.h"

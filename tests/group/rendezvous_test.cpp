@@ -31,7 +31,7 @@ Variables variables_of(int rank, int size, int port) {
 }
 
 template <class MakeVariables>
-std::vector<ProgramResult> run_ranks(int size, std::vector<std::string> words,
+std::vector<ProgramResult> run_ranks(int size, const std::vector<std::string>& words,
                                      MakeVariables variables) {
   std::vector<Program> programs;
   for (int rank = 0; rank < size; ++rank) programs.push_back(probe(words, variables(rank)));

@@ -140,7 +140,7 @@ TEST(WaitTest, PublishesWhatWasWrittenBefore) {
 
 TEST(WaitTest, NoWakeUpIsLostBetweenProcesses) {
   const TempFolder folder("wait");
-  const std::string path = folder.path();
+  const std::string& path = folder.path();
   RankGroup(2, RankMode::kProcesses).run([&](Rank& r) {
     // Rank 0 makes the memory and hands it to rank 1.
     Segment memory;
