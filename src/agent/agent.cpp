@@ -22,8 +22,6 @@ using namespace std::chrono_literals;
 constexpr auto kHelloAgain = 50ms;
 // So long the goodbye of a worker that leaves may take.
 constexpr auto kGoodbyeTime = 100ms;
-// Greetings that are kept until the others are known; what is dropped is said again.
-constexpr std::size_t kMostEarly = 4096;
 // Pieces from this size on arrive in memory of their own.
 constexpr std::size_t kLeastPlaced = 1025;
 
@@ -70,9 +68,6 @@ Agent::~Agent() {
   life_->end();
   if (tick_) tick_->stop();
   owned_endpoint_.reset();  // its thread may still look at tick_
-  delete spare_request_.load();
-  auto spare = spare_requests_.lock();
-  for (Request* const request : *spare) delete request;
 }
 
 void Agent::meet(Store& store, int size, const Deadline& deadline) {
@@ -103,8 +98,9 @@ void Agent::meet(Store& store, int size, const Deadline& deadline) {
 }
 
 void Agent::admit(const Id& session, std::span<const Member> members) {
-  CONVOY_CHECK(!met_.load() && options_.rank < members.size());
-  std::map<std::string, WorkerId, std::less<>> names;
+  roster_.check_not_begun();
+  CONVOY_CHECK(options_.rank < members.size());
+  Roster::Names names;
   for (const Member& member : members) {
     check_name(member.name);
     const auto id = static_cast<WorkerId>(&member - members.data());
@@ -114,78 +110,71 @@ void Agent::admit(const Id& session, std::span<const Member> members) {
            " is not unique: worker ", other->second, " has it, too");
     }
   }
-  for (const Member& member : members) {
-    peers_.push_back(std::make_unique<Peer>(
-        Worker{member.name, static_cast<WorkerId>(&member - members.data())}, member.address));
-  }
-  begin(session, std::move(names));
+  for (const Member& member : members) roster_.add(member.name, member.address);
+  begin(session, std::move(names), Roster::Growth::kConstant);
 }
 
-void Agent::begin(const Id& session, std::map<std::string, WorkerId, std::less<>> names) {
-  session_ = session;
-  names_ = std::move(names);
+void Agent::begin(const Id& session, Roster::Names names, Roster::Growth growth) {
   std::vector<std::string> workers;
-  for (const auto& known : peers_) workers.push_back(known->worker.name);
+  for (const auto& known : roster_.peers()) workers.push_back(known->worker.name);
   // A simulation has another time.
   if (!options_.start_thread) record_.join(session, options_.rank, workers);
-  met_.store(true, std::memory_order_release);
-  if (admitted_handler_) {
-    admitted_handler_(options_.rank);
-    for (WorkerId id = 0; id < peers_.size(); ++id) {
-      if (id != options_.rank) admitted_handler_(id);
+  roster_.begin(session, std::move(names), growth);
+  if (listeners_.admitted) {
+    listeners_.admitted(options_.rank);
+    for (WorkerId id = 0; id < workers.size(); ++id) {
+      if (id != options_.rank) listeners_.admitted(id);
     }
   }
-  heard_.store(peers_.size(), std::memory_order_release);
+  early_hellos_.admit(workers.size());
   hear_early();
 }
 
 void Agent::hear_early() {
-  const auto early = std::exchange(*early_.lock(), {});
-  for (const EarlyHello& hello : early) hear_hello(*hello.remote, hello.head, hello.table);
+  for (const auto& hello : early_hellos_.take()) {
+    hear_hello(*hello.remote, hello.head, hello.table);
+  }
 }
 
 void Agent::enter(const Id& session, WorkerId self, std::span<const Member> members) {
-  CONVOY_CHECK(!met_.load() && self < members.size());
-  std::map<std::string, WorkerId, std::less<>> names;
+  roster_.check_not_begun();
+  CONVOY_CHECK(self < members.size());
+  Roster::Names names;
   for (const Member& member : members) {
     check_name(member.name);
     const auto id = static_cast<WorkerId>(&member - members.data());
     names.insert_or_assign(member.name, id);
-    peers_.push_back(std::make_unique<Peer>(Worker{member.name, id}, member.address));
+    roster_.add(member.name, member.address);
   }
   options_.rank = self;
-  grows_ = true;
-  begin(session, std::move(names));
+  begin(session, std::move(names), Roster::Growth::kGrows);
 }
 
 void Agent::admit_more(const Member& member) {
-  CONVOY_CHECK(met_.load() && grows_);
+  roster_.check_grows();
   check_name(member.name);
-  const auto id = static_cast<WorkerId>(peers_.size());
-  peers_.push_back(std::make_unique<Peer>(Worker{member.name, id}, member.address));
-  {
-    const std::unique_lock lock(names_mutex_);
-    names_.insert_or_assign(member.name, id);
-  }
+  const auto id = static_cast<WorkerId>(roster_.peers().size());
+  roster_.add(member.name, member.address);
+  roster_.set_name(id, member.name);
   record_.add_worker(id, member.name);
-  if (admitted_handler_) admitted_handler_(id);
-  heard_.store(id + 1, std::memory_order_release);
+  if (listeners_.admitted) listeners_.admitted(id);
+  early_hellos_.admit(id + 1);
   hear_early();
 }
 
 void Agent::dismiss(WorkerId worker, const std::optional<Error>& error) noexcept {
-  if (closed_.load() || worker >= peers_.size()) return;
-  Peer& peer = *peers_[worker];
+  if (ending_.closed.load() || worker >= roster_.peers().size()) return;
+  Peer& peer = *roster_.peers()[worker];
   if (error || !peer.remote.load(std::memory_order_acquire)) return lose(peer, error);
   // Its goodbye comes over the connection, behind what it sent before.
   {
     const std::scoped_lock lock(peer.mutex);
-    peer.leaves = true;
+    peer.contact.leaves = true;
   }
   try {
     endpoint_->call_at(now() + kGoodbyeTime, [this, &peer] {
       const InboxScope scope(*this);
-      if (!closed_.load(std::memory_order_acquire)) lose(peer, std::nullopt);
+      if (!ending_.closed.load(std::memory_order_acquire)) lose(peer, std::nullopt);
     });
   } catch (const std::exception&) {
     lose(peer, std::nullopt);
@@ -204,48 +193,46 @@ bool Agent::answers(const transport::Address& address) {
 // --- workers ---
 
 Peer& Agent::peer(WorkerId worker) const {
-  if (!met_.load(std::memory_order_acquire)) {
+  if (!roster_.has_begun()) {
     fail(ErrorKind::kInvalidArgument, "the agent of ", in_quotes(options_.name),
          " has not met the other workers yet");
   }
-  if (worker >= peers_.size()) {
+  const PeerTable& peers = roster_.peers();
+  if (worker >= peers.size()) {
     fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ", worker,
-         "; the session has ", peers_.size());
+         "; the session has ", peers.size());
   }
-  return *peers_[worker];
+  return *peers[worker];
 }
 
 const Worker& Agent::self() const { return peer(options_.rank).worker; }
 
-const Worker* Agent::find_worker(std::string_view name) const {
-  std::shared_lock lock(names_mutex_, std::defer_lock);
-  if (grows_) lock.lock();
-  const auto found = names_.find(name);
-  return found == names_.end() ? nullptr : &peers_[found->second]->worker;
-}
+const Worker* Agent::find_worker(std::string_view name) const { return roster_.find(name); }
 
 const Worker& Agent::worker(std::string_view name) const {
   if (const Worker* const found = find_worker(name)) return *found;
+  const PeerTable& peers = roster_.peers();
   std::string others;
-  for (std::size_t i = 0; i < peers_.size() && i < 8; ++i) {
-    others += concat(i == 0 ? "" : ", ", peers_[i]->worker.name);
+  for (std::size_t i = 0; i < peers.size() && i < 8; ++i) {
+    others += concat(i == 0 ? "" : ", ", peers[i]->worker.name);
   }
-  if (peers_.size() > 8) others += ", ...";
+  if (peers.size() > 8) others += ", ...";
   fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ",
        in_quotes(name), "; there are ", others);
 }
 
 const Worker& Agent::worker(std::int64_t rank) const {
-  if (rank >= 0 && static_cast<std::uint64_t>(rank) < peers_.size()) {
-    return peers_[static_cast<std::size_t>(rank)]->worker;
+  const PeerTable& peers = roster_.peers();
+  if (rank >= 0 && static_cast<std::uint64_t>(rank) < peers.size()) {
+    return peers[static_cast<std::size_t>(rank)]->worker;
   }
   fail(ErrorKind::kInvalidArgument, "could not find destination: there is no worker ", rank,
-       "; ranks are 0 to ", peers_.size() - 1);
+       "; ranks are 0 to ", peers.size() - 1);
 }
 
 std::vector<Worker> Agent::workers() const {
   std::vector<Worker> workers;
-  for (const auto& known : peers_) workers.push_back(known->worker);
+  for (const auto& known : roster_.peers()) workers.push_back(known->worker);
   return workers;
 }
 
@@ -253,13 +240,13 @@ bool Agent::is_lost(WorkerId worker) const {
   require_home();
   Peer& known = peer(worker);
   const std::scoped_lock lock(known.mutex);
-  return known.lost || known.left;
+  return known.contact.lost || known.contact.left;
 }
 
 bool Agent::has_left(WorkerId worker) const {
   Peer& known = peer(worker);
   const std::scoped_lock lock(known.mutex);
-  return known.left;
+  return known.contact.left;
 }
 
 // --- connections ---
@@ -269,10 +256,10 @@ void Agent::connect(Peer& peer) {
     transport::Remote& remote = endpoint_->remote(peer.address);
     {
       const std::scoped_lock lock(peer.mutex);
-      if (peer.open || peer.lost) return;
+      if (peer.contact.open || peer.contact.lost) return;
       remote.user.store(&peer, std::memory_order_release);
       peer.remote.store(&remote, std::memory_order_release);
-      peer.hello_again = now() + kHelloAgain;
+      peer.contact.hello_again = now() + kHelloAgain;
     }
     // It may have been lost before we knew whose it was: nobody tells us again.
     if (remote.lost())
@@ -290,10 +277,11 @@ void Agent::connect(Peer& peer) {
 void Agent::say_hello(Peer& peer, bool asks) {
   transport::Remote* const remote = peer.remote.load(std::memory_order_acquire);
   if (!remote) return;
-  Hello hello{.session = session_, .worker = options_.rank, .name = options_.name, .asks = asks};
+  Hello hello{
+      .session = roster_.session(), .worker = options_.rank, .name = options_.name, .asks = asks};
   {
     const std::scoped_lock lock(peer.mutex);
-    hello.knows = peer.known;
+    hello.knows = peer.contact.known;
   }
   const std::string head = encode_hello(hello);
   const std::string table = encode_table(functions_->table());
@@ -311,41 +299,33 @@ void Agent::say_hello(Peer& peer, bool asks) {
 void Agent::hear_hello(transport::Remote& remote, std::span<const std::byte> head,
                        std::span<const std::byte> table) {
   Hello hello = decode_hello(head, table);
-  const auto is_heard = [&] { return hello.worker < heard_.load(std::memory_order_acquire); };
-  const bool early = heard_.load(std::memory_order_acquire) == 0;
-  if (early || (grows_ && hello.session == session_ && !is_heard())) {
-    {
-      auto held = early_.lock();
-      if (held->size() >= kMostEarly) return;
-      held->push_back({&remote, {head.begin(), head.end()}, {table.begin(), table.end()}});
-    }
+  const bool early = !early_hellos_.is_anybody_admitted();
+  if (early || (roster_.grows() && hello.session == roster_.session() &&
+                !early_hellos_.is_admitted(hello.worker))) {
+    if (!early_hellos_.keep(remote, head, table)) return;
     // It may have been admitted meanwhile.
-    if (is_heard()) return hear_early();
-    if (!early && stranger_handler_) stranger_handler_();
+    if (early_hellos_.is_admitted(hello.worker)) return hear_early();
+    if (!early && listeners_.stranger) listeners_.stranger();
     return;
   }
   // The address is the endpoint's own word, and the store told us whose it is.
-  if (hello.session != session_ || hello.worker >= peers_.size() ||
-      peers_[hello.worker]->worker.name != hello.name ||
-      peers_[hello.worker]->address != remote.address()) {
+  const PeerTable& peers = roster_.peers();
+  if (hello.session != roster_.session() || hello.worker >= peers.size() ||
+      peers[hello.worker]->worker.name != hello.name ||
+      peers[hello.worker]->address != remote.address()) {
     fail(ErrorKind::kInvalidArgument, "it is not a worker of this session");
   }
-  Peer& peer = *peers_[hello.worker];
+  Peer& peer = *peers[hello.worker];
   {
     const std::scoped_lock lock(peer.mutex);
-    if (peer.lost) return;
-    peer.table = std::move(hello.table);
-    peer.by_name.clear();
-    for (std::size_t i = 0; i < peer.table.size(); ++i) {
-      peer.by_name.emplace(peer.table[i].name, static_cast<std::uint32_t>(i));
-    }
-    peer.places.clear();
-    peer.known = true;
-    peer.open = peer.open || hello.knows;
+    if (peer.contact.lost) return;
+    peer.functions.learn(std::move(hello.table));
+    peer.contact.known = true;
+    peer.contact.open = peer.contact.open || hello.knows;
     remote.user.store(&peer, std::memory_order_release);
     peer.remote.store(&remote, std::memory_order_release);
     // It knows us when it says so, and has to be asked for that.
-    if (!peer.open) peer.hello_again = now() + kHelloAgain;
+    if (!peer.contact.open) peer.contact.hello_again = now() + kHelloAgain;
   }
   // Before we knew whose it is: nobody tells us again.
   if (remote.lost()) {
@@ -393,7 +373,7 @@ void Agent::require_home() const {
 
 void Agent::arrived(transport::Remote& remote, transport::Arrival&& arrival) noexcept {
   const InboxScope scope(*this);
-  if (closed_.load(std::memory_order_acquire)) return;
+  if (ending_.closed.load(std::memory_order_acquire)) return;
   auto* const peer = static_cast<Peer*>(remote.user.load(std::memory_order_acquire));
   try {
     adopt_parts(arrival.parts);
@@ -421,7 +401,7 @@ void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
     peer.wrote.store(true, std::memory_order_relaxed);
     {
       const std::scoped_lock lock(peer.mutex);
-      peer.open = !peer.lost;
+      peer.contact.open = !peer.contact.lost;
     }
     flush(peer);
   }
@@ -439,8 +419,8 @@ void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
       return lose(peer, std::nullopt);
     case LetterType::kHello: break;
   }
-  const auto handler = letter_handlers_.find(arrival.kind);
-  if (handler == letter_handlers_.end()) {
+  const auto handler = listeners_.letters.find(arrival.kind);
+  if (handler == listeners_.letters.end()) {
     fail(ErrorKind::kInvalidArgument, "a message of unknown kind ", arrival.kind);
   }
   handler->second(peer.worker, arrival.head, std::move(arrival.parts));
@@ -448,10 +428,10 @@ void Agent::take_letter(Peer& peer, transport::Arrival& arrival) {
 
 void Agent::lost(transport::Remote& remote, const Error& error) noexcept {
   const InboxScope scope(*this);
-  if (closed_.load(std::memory_order_acquire)) return;
+  if (ending_.closed.load(std::memory_order_acquire)) return;
   std::erase_if(*placed_->memory.lock(),
                 [&](const auto& entry) { return entry.second.remote == &remote; });
-  std::erase_if(*early_.lock(), [&](const auto& early) { return early.remote == &remote; });
+  early_hellos_.drop(remote);
   if (auto* const peer = static_cast<Peer*>(remote.user.load(std::memory_order_acquire))) {
     lose(*peer, error);
   }
@@ -464,41 +444,36 @@ void Agent::lose(Peer& peer, const std::optional<Error>& error) noexcept {
   bool left = false;
   {
     const std::scoped_lock lock(peer.mutex);
-    if (peer.lost) return;
-    peer.lost = true;
-    peer.left = !error || peer.leaves;
-    left = peer.left;
-    peer.open = false;
-    peer.why = left ? "it has left the session" : error->what();
-    why = concat(peer.worker.name, " is lost: ", peer.why);
-    while (Call* const call = peer.first_call) {
+    if (peer.contact.lost) return;
+    peer.contact.lose(error);
+    left = peer.contact.left;
+    why = concat(peer.worker.name, " is lost: ", peer.contact.why);
+    while (Call* const call = peer.calls.first) {
       peer.count_error(*call);
       record_.ended(call->ticket_, CallRecord::End::kFailed, quick_now());
-      peer.unlink(*call);
+      peer.calls.unlink(*call);
       ended.calls.emplace_back(call, failure_of(*call, ErrorKind::kPeerLost, why));
     }
-    for (auto& queue : peer.queues) {
+    for (auto& queue : peer.outbox.queues) {
       for (QueuedLetter& letter : std::exchange(queue, {})) {
         ended.letters.emplace_back(std::move(letter.on_sent), why);
       }
     }
-    for (Request* request = peer.first_request; request; request = request->after_) {
-      request->cancelled_.store(true, std::memory_order_relaxed);
-    }
+    peer.requests.cancel_all();
   }
   ended.tell();
   if (!left) {
-    for (const auto& handler : lost_handlers_) {
-      handler(peer.worker, Error(ErrorKind::kPeerLost, why));
+    for (const auto& listener : listeners_.lost) {
+      listener(peer.worker, Error(ErrorKind::kPeerLost, why));
     }
   }
-  for (const auto& companion : companions_) companion->gone(peer.worker, why);
+  listeners_.tell_gone(peer.worker, why);
   endpoint_->wake();
 }
 
 void Agent::accompany(std::shared_ptr<Companion> companion) {
-  CONVOY_CHECK(!met_.load());
-  companions_.push_back(std::move(companion));
+  roster_.check_not_begun();
+  listeners_.companions.push_back(std::move(companion));
 }
 
 const transport::Address& Agent::address_of(WorkerId worker) const { return peer(worker).address; }
@@ -514,7 +489,7 @@ void Agent::watch(WorkerId worker) noexcept {
 
 void Agent::room(transport::Remote& remote) noexcept {
   const InboxScope scope(*this);
-  if (closed_.load(std::memory_order_acquire)) return;
+  if (ending_.closed.load(std::memory_order_acquire)) return;
   if (auto* const peer = static_cast<Peer*>(remote.user.load(std::memory_order_acquire))) {
     flush(*peer);
   }

@@ -1,16 +1,12 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,12 +14,15 @@
 
 #include "agent/call.h"
 #include "agent/call_record.h"
+#include "agent/call_timer.h"
 #include "agent/companion.h"
 #include "agent/executor.h"
 #include "agent/functions.h"
 #include "agent/line_limit.h"
-#include "agent/peer_table.h"
+#include "agent/listeners.h"
 #include "agent/request.h"
+#include "agent/roster.h"
+#include "agent/spare_requests.h"
 #include "agent/stats.h"
 #include "base/function_ref.h"
 #include "base/guarded.h"
@@ -111,7 +110,7 @@ class Agent final : private transport::Inbox {
   void dismiss(WorkerId worker, const std::optional<Error>& error) noexcept;
   // Somebody can be reached there.
   bool answers(const transport::Address& address);
-  bool has_met() const { return met_.load(std::memory_order_acquire); }
+  bool has_met() const { return roster_.has_begun(); }
   const std::string& name() const { return options_.name; }
 
   // --- workers ---
@@ -166,8 +165,7 @@ class Agent final : private transport::Inbox {
   // Neither numbered nor answered; in order, if they have no large pieces. To who is lost: dropped.
   void send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing);
   // On the thread that serves; it must be short. Before meet().
-  using LetterHandler = std::function<void(const Worker&, std::span<const std::byte> body,
-                                           std::vector<Part>&& parts)>;
+  using LetterHandler = Listeners::Letter;
   void on_letter(transport::LetterKind kind, LetterHandler handler);
   // Each worker, this one first, before anything of it is heard. Before meet().
   void on_admitted(std::function<void(WorkerId)> handler);
@@ -192,7 +190,7 @@ class Agent final : private transport::Inbox {
   bool cancel_timer(transport::Endpoint::TimerId timer) { return endpoint_->cancel(timer); }
   // A companion may be idle now.
   void look_if_idle() noexcept {
-    if (awaits_idle_.load(std::memory_order_relaxed) != 0) endpoint_->wake();
+    if (ending_.awaits_idle.load(std::memory_order_relaxed) != 0) endpoint_->wake();
   }
   // What the flight record says of this session.
   CallRecord& record() { return record_; }
@@ -213,7 +211,7 @@ class Agent final : private transport::Inbox {
   void shutdown(const Deadline& deadline);
   // Calls that are under way end with kCancelled, here; others hear that this worker has left.
   void abort() noexcept;
-  bool is_shut_down() const { return closed_.load(); }
+  bool is_shut_down() const { return ending_.closed.load(); }
   // kUnsupported in a forked child of the process that made it.
   void require_home() const;
 
@@ -236,7 +234,7 @@ class Agent final : private transport::Inbox {
   void room(transport::Remote& remote) noexcept override;
 
   // agent.cpp: workers, connections.
-  void begin(const Id& session, std::map<std::string, WorkerId, std::less<>> names);
+  void begin(const Id& session, Roster::Names names, Roster::Growth growth);
   void hear_early();
   Peer& peer(WorkerId worker) const;
   void connect(Peer& peer);
@@ -284,8 +282,6 @@ class Agent final : private transport::Inbox {
                     std::string_view text) noexcept;
   void say_error(Peer& peer, Lock& lock, std::uint32_t slot, std::uint64_t number, ErrorKind kind,
                  std::string_view type, std::string_view text) noexcept;
-  Request* new_request();
-  void recycle(Request* request) noexcept;
 
   // agent_together.cpp
   bool is_idle();
@@ -297,55 +293,45 @@ class Agent final : private transport::Inbox {
   void send_value(Peer& peer, const GatherHead& head, std::string_view value);
   void ask_for_value(Peer& peer, const GatherHead& head) noexcept;
 
+  // How far the session's end is here. Written by shutdown() and abort(); each call reads it, so
+  // there is no lock.
+  struct Ending {
+    std::atomic<bool> closed{false};    // stays true: no call begins, nothing that arrives is heard
+    std::atomic<bool> draining{false};  // shutdown() runs: it hears of queues that become empty
+    std::atomic<int> awaits_idle{0};    // threads in shutdown() that wait for the end of requests
+  };
+  // What was done so far: counters that only grow. Whoever does it counts it. stats() reads them,
+  // and shutdown(), which compares two moments.
+  struct Counts {
+    std::atomic<std::uint64_t> started{0};  // calls
+    std::atomic<std::uint64_t> taken{0};    // requests
+    std::atomic<std::uint64_t> inline_runs{0};
+    std::atomic<std::uint64_t> takeovers{0};
+  };
+  struct Functions;
+
   const HomeProcess home_;
-  AgentOptions options_;
+  AgentOptions options_;  // constant once it has met the others, as roster_ is
   std::atomic<std::chrono::nanoseconds> call_timeout_;
-  std::atomic<bool> closed_{false};
-  std::atomic<bool> draining_{false};
-  std::atomic<int> awaits_idle_{0};  // threads in shutdown() that wait for the end of requests
+  Ending ending_;
   const std::shared_ptr<AgentLife> life_;
 
-  // Filled by admit(); `met_` tells other threads. Constant from then on but for peers_ and names_,
-  // where workers come and go.
-  Id session_;
-  PeerTable peers_;
-  mutable std::shared_mutex names_mutex_;  // only where workers come and go
-  std::map<std::string, WorkerId, std::less<>> names_;
-  bool grows_ = false;  // enter(): workers come and go
-  std::atomic<bool> met_{false};
-  std::atomic<std::size_t> heard_{0};  // hellos of workers with smaller numbers are heard
-  struct EarlyHello {
-    transport::Remote* remote;
-    std::vector<std::byte> head;
-    std::vector<std::byte> table;
-  };
-  Guarded<std::vector<EarlyHello>> early_;  // that came before admit()
-  Guarded<LineLimit> complaints_;           // of the log
+  // The others. Written by the thread that admits them.
+  Roster roster_;
+  EarlyHellos early_hellos_;
+  Guarded<LineLimit> complaints_;  // of the log
 
+  // What others may call, and who hears of what happens here.
   CallRecord record_;
-  struct Functions;
   const std::unique_ptr<Functions> functions_;
-  std::map<transport::LetterKind, LetterHandler> letter_handlers_;
-  std::vector<std::function<void(const Worker&, const Error&)>> lost_handlers_;
-  std::function<void()> stranger_handler_;
-  std::function<void(WorkerId)> admitted_handler_;
-  std::vector<std::shared_ptr<Companion>> companions_;
+  Listeners listeners_;
 
+  // What is under way, beside what each Peer has: any thread writes it.
   const std::unique_ptr<Gathers> gathers_;
   const std::unique_ptr<Placed> placed_;
-  // When calls are looked at for their time being over.
-  struct Timer {
-    Deadline::Clock::time_point when = Deadline::Clock::time_point::max();
-    transport::Endpoint::TimerId id = 0;
-  };
-  std::atomic<Deadline::Clock::rep> armed_{INT64_MAX};  // Timer::when
-  Guarded<Timer> timer_;
-  std::atomic<Request*> spare_request_{nullptr};  // one, for who is quick
-  Guarded<std::vector<Request*>> spare_requests_;
-  std::atomic<std::uint64_t> started_{0};  // calls
-  std::atomic<std::uint64_t> taken_{0};    // requests
-  std::atomic<std::uint64_t> inline_runs_{0};
-  std::atomic<std::uint64_t> takeovers_{0};
+  CallTimer timer_;
+  SpareRequests spare_requests_;
+  Counts counts_;
 
   Executor executor_;
   std::unique_ptr<Tick> tick_;

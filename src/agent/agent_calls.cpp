@@ -41,8 +41,9 @@ Failure Agent::failure_of(const Call& call, ErrorKind kind, std::string_view why
 // The peer's lock is held.
 std::string Agent::out_of_time(const Call& call) {
   const Peer& peer = *call.peer_;
-  return concat("it ran for more than ", format_duration(call.timeout_),
-                peer.open ? "" : concat("; ", peer.worker.name, " has not been reached yet"));
+  return concat(
+      "it ran for more than ", format_duration(call.timeout_),
+      peer.contact.open ? "" : concat("; ", peer.worker.name, " has not been reached yet"));
 }
 
 void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoing,
@@ -52,7 +53,7 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
   check_outgoing(outgoing);
   const auto refuse_closed = [&] {
     // While it shuts down calls go on: handlers and what follows them may need them.
-    if (!closed_.load(std::memory_order_relaxed)) return;
+    if (!ending_.closed.load(std::memory_order_relaxed)) return;
     fail(ErrorKind::kInvalidArgument, "call of ", declared_function(function).name, " to ",
          callee.worker.name, ": RPC has not been initialized, or ", options_.name,
          " has been shut down");
@@ -78,23 +79,24 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
   call.deadline_ = deadline;
   Failure failure;
   Lock lock(callee.mutex);
-  const bool full = callee.calls != 0 && (callee.calls >= options_.most_calls ||
-                                          callee.bytes + bytes > options_.most_bytes);
+  const bool full = callee.calls.count != 0 && (callee.calls.count >= options_.most_calls ||
+                                                callee.calls.bytes + bytes > options_.most_bytes);
   if (full && !wait_for_room(callee, lock, bytes, deadline)) {
     failure = failure_of(call, ErrorKind::kTimeout,
                          concat("there was no room for it within ", format_duration(timeout), ": ",
-                                callee.calls, " calls are under way"));
-  } else if (callee.lost) {
+                                callee.calls.count, " calls are under way"));
+  } else if (callee.contact.lost) {
     failure = failure_of(call, ErrorKind::kPeerLost,
-                         concat(callee.worker.name, " is lost: ", callee.why));
-  } else if (callee.open && callee.place_of(function) < 0) {
-    failure = failure_of(call, ErrorKind::kInvalidArgument, callee.describe_missing(function));
+                         concat(callee.worker.name, " is lost: ", callee.contact.why));
+  } else if (callee.contact.open && callee.functions.place_of(function) < 0) {
+    failure = failure_of(call, ErrorKind::kInvalidArgument,
+                         callee.functions.describe_missing(function, callee.worker.name));
   } else {
     refuse_closed();
     call.over_.store(false, std::memory_order_relaxed);
-    callee.link(call);
+    callee.calls.link(call);
     call.ticket_ = record_.sends(to, function, call.number_, now);
-    started_.fetch_add(1, std::memory_order_relaxed);
+    counts_.started.fetch_add(1, std::memory_order_relaxed);
     const std::uint32_t slot = call.slot_;
     const std::uint64_t number = call.number_;
     if (full && !deadline.is_never()) call.timeout_left_ = deadline.when() - quick_now();
@@ -102,9 +104,9 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
       send(callee, lock, LetterType::kCall, {}, outgoing, &call);
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
-      if (!callee.is_linked(&call, slot, number)) return;  // it has ended otherwise
+      if (!callee.calls.has(&call, slot, number)) return;  // it has ended otherwise
       record_.ended(call.ticket_, CallRecord::End::kFailed, quick_now());
-      callee.unlink(call);
+      callee.calls.unlink(call);
       lock.unlock();
       call.over_.store(true, std::memory_order_relaxed);
       endpoint_->wake();  // there is room for others
@@ -123,7 +125,7 @@ void Agent::start(Call& call, WorkerId to, FunctionId function, Outgoing outgoin
 // The lock is held, and let go of meanwhile. False: time is over.
 bool Agent::wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadline& deadline) {
   if (options_.when_full == WhenFull::kThrow) {
-    fail(ErrorKind::kResource, peer.calls, " calls with ", peer.bytes,
+    fail(ErrorKind::kResource, peer.calls.count, " calls with ", peer.calls.bytes,
          " bytes are on their way to ", peer.worker.name, "; the limits are ", options_.most_calls,
          " and ", options_.most_bytes, ": wait for some, or raise the limits");
   }
@@ -133,8 +135,9 @@ bool Agent::wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadl
   lock.unlock();
   const bool in_time = wait(deadline, [&] {
     const std::scoped_lock look(peer.mutex);
-    return peer.lost || closed_.load() || peer.calls == 0 ||
-           (peer.calls < options_.most_calls && peer.bytes + bytes <= options_.most_bytes);
+    return peer.contact.lost || ending_.closed.load() || peer.calls.count == 0 ||
+           (peer.calls.count < options_.most_calls &&
+            peer.calls.bytes + bytes <= options_.most_bytes);
   });
   lock.lock();
   return in_time;
@@ -143,7 +146,7 @@ bool Agent::wait_for_room(Peer& peer, Lock& lock, std::size_t bytes, const Deadl
 bool Agent::is_under_way(WorkerId worker, std::uint64_t number) const {
   const Peer& callee = peer(worker);
   const std::scoped_lock lock(callee.mutex);
-  for (const Call* call = callee.first_call; call; call = call->after_) {
+  for (const Call* call = callee.calls.first; call; call = call->after_) {
     if (call->number_ >= number) return call->number_ == number;
   }
   return false;
@@ -157,7 +160,7 @@ void Agent::hear_reply(Peer& peer, transport::Arrival& arrival) {
   Call* call = nullptr;
   {
     const std::scoped_lock lock(peer.mutex);
-    call = peer.take(head.slot, head.number);
+    call = peer.calls.take(head.slot, head.number);
     if (!call) return;
     FunctionStats& counters = peer.counters_of(call->function_);
     ++counters.calls;
@@ -180,7 +183,7 @@ void Agent::hear_error(Peer& peer, transport::Arrival& arrival) {
   Failure failure;
   {
     const std::scoped_lock lock(peer.mutex);
-    call = peer.take(head.slot, head.number);
+    call = peer.calls.take(head.slot, head.number);
     if (!call) return;
     FunctionStats& counters = peer.counters_of(call->function_);
     ++counters.calls;
@@ -226,20 +229,20 @@ bool Agent::cancel(Call& call) {
 void Agent::retract(Peer& peer, Call& call, Ended& ended) {
   peer.count_error(call);
   record_.ended(call.ticket_, CallRecord::End::kFailed, quick_now());
-  if (auto queued = peer.unqueue(call)) {
+  if (auto queued = peer.outbox.remove(call)) {
     ended.letters.emplace_back(std::move(queued->on_sent), "its call has ended");
   } else {
     ended.cancels.push_back(call.number_);
   }
-  peer.unlink(call);
+  peer.calls.unlink(call);
 }
 
 // Tells the callee that nobody waits for these any more.
 void Agent::say_cancelled(Peer& peer, std::span<const std::uint64_t> numbers) noexcept {
   for (const std::uint64_t number : numbers) {
     Lock lock(peer.mutex);
-    if (peer.lost) return;
-    const CancelHead head{.number = number, .floor = peer.floor()};
+    if (peer.contact.lost) return;
+    const CancelHead head{.number = number, .floor = peer.calls.floor()};
     Outgoing nothing;
     try {
       send(peer, lock, LetterType::kCancel, std::as_bytes(std::span(&head, 1)), nothing);
@@ -268,36 +271,26 @@ bool Agent::give_up(Call& call, ErrorKind kind) {
 // --- time ---
 
 void Agent::arm(Deadline::Clock::time_point when) {
-  if (when.time_since_epoch().count() >= armed_.load(std::memory_order_relaxed)) [[likely]]
+  if (timer_.is_set_by(when)) [[likely]]
     return;
-  auto timer = timer_.lock();
-  if (when >= timer->when) return;
-  if (timer->id != 0) endpoint_->cancel(timer->id);
-  timer->when = when;
-  armed_.store(when.time_since_epoch().count(), std::memory_order_relaxed);
-  timer->id = endpoint_->call_at(when, [this] { look_at_time(); });
+  timer_.set(*endpoint_, when, [this] { look_at_time(); });
 }
 
 // On the thread that serves.
 void Agent::look_at_time() {
   const InboxScope scope(*this);
-  if (closed_.load(std::memory_order_acquire)) return;
-  {
-    auto timer = timer_.lock();
-    timer->when = Deadline::Clock::time_point::max();
-    timer->id = 0;
-    armed_.store(INT64_MAX, std::memory_order_relaxed);
-  }
+  if (ending_.closed.load(std::memory_order_acquire)) return;
+  timer_.has_fired();
   const auto now = endpoint_->now();
   auto next = Deadline::Clock::time_point::max();
   Ended ended;
-  for (const auto& known : peers_) {
+  for (const auto& known : roster_.peers()) {
     Peer& peer = *known;
     bool greets = false;
     ended.cancels.clear();
     {
       Lock lock(peer.mutex);
-      for (Call* call = peer.first_call; call;) {
+      for (Call* call = peer.calls.first; call;) {
         Call* const after = call->after_;
         if (call->deadline_.is_never()) {
           // stays
@@ -310,12 +303,13 @@ void Agent::look_at_time() {
         }
         call = after;
       }
-      if (peer.open || peer.lost) peer.hello_again = Deadline::Clock::time_point::max();
-      if (peer.hello_again <= now) {
+      if (peer.contact.open || peer.contact.lost)
+        peer.contact.hello_again = Deadline::Clock::time_point::max();
+      if (peer.contact.hello_again <= now) {
         greets = true;
-        peer.hello_again = now + std::chrono::milliseconds(50);
+        peer.contact.hello_again = now + std::chrono::milliseconds(50);
       }
-      next = std::min(next, peer.hello_again);
+      next = std::min(next, peer.contact.hello_again);
     }
     if (greets) say_hello(peer, /*asks=*/true);
     say_cancelled(peer, ended.cancels);

@@ -44,10 +44,10 @@ void Agent::Ended::tell() noexcept {
 }
 
 CallHead Agent::head_of(Peer& peer, const Call& call, std::chrono::nanoseconds remaining) const {
-  const std::uint64_t behind = call.number_ - peer.floor();
+  const std::uint64_t behind = call.number_ - peer.calls.floor();
   return {
       .flags = call.flags_,
-      .function = static_cast<std::uint32_t>(peer.place_of(call.function_)),
+      .function = static_cast<std::uint32_t>(peer.functions.place_of(call.function_)),
       .number = call.number_,
       .remaining = call.deadline_.is_never()
                        ? kNoLimit
@@ -67,9 +67,9 @@ void Agent::send(Peer& peer, Lock& lock, LetterType type, std::span<const std::b
     letter.slot = slot;
     letter.number = number;
     if (call) record_.queues(call->ticket_);
-    peer.queues[large].push_back(std::move(letter));
+    peer.outbox.queues[large].push_back(std::move(letter));
   };
-  if (!peer.open || !peer.queues[large].empty() || (large && peer.flushing)) {
+  if (!peer.contact.open || !peer.outbox.queues[large].empty() || (large && peer.outbox.flushing)) {
     queue();
     lock.unlock();
     return;
@@ -95,12 +95,13 @@ void Agent::send(Peer& peer, Lock& lock, LetterType type, std::span<const std::b
   }
   if (large) {
     lock.lock();
-    if (call && !peer.is_linked(call, slot, number)) {
+    if (call && !peer.calls.has(call, slot, number)) {
       lock.unlock();
       return;
     }
-    if (peer.lost) {  // meanwhile: nobody would take it out of its queue
-      const Error gone(ErrorKind::kPeerLost, concat(peer.worker.name, " is lost: ", peer.why));
+    if (peer.contact.lost) {  // meanwhile: nobody would take it out of its queue
+      const Error gone(ErrorKind::kPeerLost,
+                       concat(peer.worker.name, " is lost: ", peer.contact.why));
       lock.unlock();
       if (outgoing.on_sent) outgoing.on_sent(&gone);
       return;
@@ -117,13 +118,14 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
   CallHead call_head;
   std::span<const std::byte> front;
   if (queued.call) {
-    if (peer.place_of(queued.call->function_) < 0) {
-      ended.calls.emplace_back(queued.call,
-                               failure_of(*queued.call, ErrorKind::kInvalidArgument,
-                                          peer.describe_missing(queued.call->function_)));
+    if (peer.functions.place_of(queued.call->function_) < 0) {
+      ended.calls.emplace_back(
+          queued.call,
+          failure_of(*queued.call, ErrorKind::kInvalidArgument,
+                     peer.functions.describe_missing(queued.call->function_, peer.worker.name)));
       peer.count_error(*queued.call);
       record_.ended(queued.call->ticket_, CallRecord::End::kFailed, quick_now());
-      peer.unlink(*queued.call);
+      peer.calls.unlink(*queued.call);
       return SendResult::kLost;
     }
     call_head = head_of(peer, *queued.call, queued.call->deadline_.when() - now());
@@ -145,18 +147,18 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
   try {
     result = remote.try_send(letter, queued.on_sent);
     if (large) lock.lock();
-    if (result == SendResult::kSent && peer.is_linked(queued.call, queued.slot, queued.number)) {
+    if (result == SendResult::kSent && peer.calls.has(queued.call, queued.slot, queued.number)) {
       record_.sent(queued.call->ticket_, sent);
     }
   } catch (const Error& error) {
     if (large) lock.lock();
     log_warn("rpc, ", options_.name, ": a message to ", peer.worker.name,
              " cannot be sent: ", error.what());
-    if (peer.is_linked(queued.call, queued.slot, queued.number)) {
+    if (peer.calls.has(queued.call, queued.slot, queued.number)) {
       ended.calls.emplace_back(queued.call, failure_of(*queued.call, error.kind(), error.what()));
       peer.count_error(*queued.call);
       record_.ended(queued.call->ticket_, CallRecord::End::kFailed, quick_now());
-      peer.unlink(*queued.call);
+      peer.calls.unlink(*queued.call);
     } else if (queued.reply) {
       // The caller hears of it.
       const auto reply = decode_head<ReplyHead>(queued.head, "reply");
@@ -167,14 +169,14 @@ SendResult Agent::try_send(Peer& peer, Lock& lock, const QueuedLetter& queued, E
 }
 
 void Agent::flush_queue(Peer& peer, Lock& lock, bool large, Ended& ended) {
-  auto& queue = peer.queues[large];
-  while (peer.open && !queue.empty()) {
+  auto& queue = peer.outbox.queues[large];
+  while (peer.contact.open && !queue.empty()) {
     QueuedLetter letter = std::move(queue.front());
     queue.pop_front();
     if (try_send(peer, lock, letter, ended) != SendResult::kWouldBlock) continue;
-    if (letter.call && !peer.is_linked(letter.call, letter.slot, letter.number)) continue;
+    if (letter.call && !peer.calls.has(letter.call, letter.slot, letter.number)) continue;
     // Lost meanwhile: nobody would take it out again.
-    if (!peer.lost) queue.push_front(std::move(letter));
+    if (!peer.contact.lost) queue.push_front(std::move(letter));
     break;
   }
 }
@@ -183,15 +185,15 @@ void Agent::flush(Peer& peer) noexcept {
   Ended ended;
   Lock lock(peer.mutex);
   flush_queue(peer, lock, /*large=*/false, ended);
-  if (peer.flushing) {
-    peer.flush_again = true;
-  } else if (!peer.queues[1].empty()) {
-    peer.flushing = true;
+  if (peer.outbox.flushing) {
+    peer.outbox.flush_again = true;
+  } else if (!peer.outbox.queues[1].empty()) {
+    peer.outbox.flushing = true;
     do {
-      peer.flush_again = false;
+      peer.outbox.flush_again = false;
       flush_queue(peer, lock, /*large=*/true, ended);
-    } while (peer.flush_again);
-    peer.flushing = false;
+    } while (peer.outbox.flush_again);
+    peer.outbox.flushing = false;
   }
   lock.unlock();
   for (const auto& [slot, number, error] : ended.replies) {
@@ -200,7 +202,7 @@ void Agent::flush(Peer& peer) noexcept {
   }
   ended.tell();
   // Who shuts down waits for queues to be empty.
-  if (!ended.calls.empty() || draining_.load(std::memory_order_relaxed)) endpoint_->wake();
+  if (!ended.calls.empty() || ending_.draining.load(std::memory_order_relaxed)) endpoint_->wake();
 }
 
 void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoing) {
@@ -209,28 +211,29 @@ void Agent::send_letter(WorkerId to, transport::LetterKind kind, Outgoing outgoi
   if (kind < kFirstOtherLetter) fail(ErrorKind::kInvalidArgument, "a message of kind ", kind);
   if (!known.remote.load(std::memory_order_acquire)) connect(known);
   Lock lock(known.mutex);
-  if (known.lost || closed_.load()) return;
+  if (known.contact.lost || ending_.closed.load()) return;
   send(known, lock, static_cast<LetterType>(kind), {}, outgoing);
 }
 
 void Agent::on_letter(transport::LetterKind kind, LetterHandler handler) {
-  CONVOY_CHECK(kind >= kFirstOtherLetter && !met_.load());
-  letter_handlers_[kind] = std::move(handler);
+  roster_.check_not_begun();
+  CONVOY_CHECK(kind >= kFirstOtherLetter);
+  listeners_.letters[kind] = std::move(handler);
 }
 
 void Agent::on_admitted(std::function<void(WorkerId)> handler) {
-  CONVOY_CHECK(!met_.load());
-  admitted_handler_ = std::move(handler);
+  roster_.check_not_begun();
+  listeners_.admitted = std::move(handler);
 }
 
 void Agent::on_stranger(std::function<void()> handler) {
-  CONVOY_CHECK(!met_.load());
-  stranger_handler_ = std::move(handler);
+  roster_.check_not_begun();
+  listeners_.stranger = std::move(handler);
 }
 
 void Agent::on_lost(std::function<void(const Worker&, const Error&)> handler) {
-  CONVOY_CHECK(!met_.load());
-  lost_handlers_.push_back(std::move(handler));
+  roster_.check_not_begun();
+  listeners_.lost.push_back(std::move(handler));
 }
 
 }  // namespace convoy::agent

@@ -16,7 +16,6 @@ using namespace std::chrono_literals;
 constexpr std::size_t kMostErrorHead = 4096;
 // A text is cut there.
 constexpr std::size_t kMostErrorText = std::size_t{4} << 20;
-constexpr std::size_t kMostSpareRequests = 256;
 // How long a handler may keep the thread that serves.
 constexpr auto kTickTime = 1ms;
 constexpr int kQuietTicks = 100;
@@ -61,45 +60,13 @@ void Agent::add_handlers(std::span<const Handler> handlers) {
       functions_->add(handler);
     }
   }
-  if (!met_.load(std::memory_order_acquire)) return;
-  for (const auto& known : peers_) {
+  if (!roster_.has_begun()) return;
+  for (const auto& known : roster_.peers()) {
     if (known->remote.load(std::memory_order_acquire)) say_hello(*known, /*asks=*/false);
   }
 }
 
 // --- requests ---
-
-Request* Agent::new_request() {
-  Request* request = spare_request_.exchange(nullptr, std::memory_order_acquire);
-  if (!request) {
-    auto spare = spare_requests_.lock();
-    if (!spare->empty()) {
-      request = spare->back();
-      spare->pop_back();
-    }
-  }
-  if (!request) request = new Request(life_);
-  request->references_.store(1, std::memory_order_relaxed);
-  request->cancelled_.store(false, std::memory_order_relaxed);
-  request->answered_.store(false, std::memory_order_relaxed);
-  return request;
-}
-
-void Agent::recycle(Request* request) noexcept {
-  Request* none = nullptr;
-  if (spare_request_.compare_exchange_strong(none, request, std::memory_order_release,
-                                             std::memory_order_relaxed)) {
-    return;
-  }
-  {
-    auto spare = spare_requests_.lock();
-    if (spare->size() < kMostSpareRequests) {
-      spare->push_back(request);
-      return;
-    }
-  }
-  delete request;
-}
 
 void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
   const auto head = decode_head<CallHead>(arrival.head, "call");
@@ -107,15 +74,16 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     fail(ErrorKind::kInvalidArgument, "malformed call: its numbers are out of range");
   }
   Function* const function = functions_->find(head.function);
-  Request* const request = new_request();
+  Request* const request = spare_requests_.take(life_);
   const auto now = quick_now();
   {
     Lock lock(peer.mutex);
-    const bool is_new = !peer.lost && peer.seen.add(head.number, head.number - head.behind);
-    const bool nonsense = peer.seen.ranges() > SeenNumbers::kMostRanges;
+    const bool is_new =
+        !peer.contact.lost && peer.requests.seen.add(head.number, head.number - head.behind);
+    const bool nonsense = peer.requests.seen.ranges() > SeenNumbers::kMostRanges;
     if (nonsense) {
       lock.unlock();
-      recycle(request);
+      spare_requests_.give(request);
       fail(ErrorKind::kInvalidArgument, "call numbers are out of order");
     }
     if (!is_new || !function) {
@@ -124,7 +92,7 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
                   concat("there is no function ", head.function));
       }
       lock = {};
-      recycle(request);
+      spare_requests_.give(request);
       return;
     }
     request->function_ = function;
@@ -142,9 +110,9 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     for (const Part& part : arrival.parts) request->received_ += part.bytes.size();
     request->peer_ = &peer;
     request->ticket_ = record_.arrives(peer.worker.id, function->id, head.number, now);
-    peer.link(*request);
+    peer.requests.link(*request);
   }
-  taken_.fetch_add(1, std::memory_order_relaxed);
+  counts_.taken.fetch_add(1, std::memory_order_relaxed);
   request->parts_ = std::move(arrival.parts);
   const auto body = arrival.head.subspan(sizeof head);
   const std::uint64_t average = function->average.load(std::memory_order_relaxed);
@@ -155,7 +123,7 @@ void Agent::hear_call(Peer& peer, transport::Arrival& arrival) {
     run(*request, now);
     tick_->end(std::exchange(inline_run, {}).run);
     executor_.leave();
-    inline_runs_.fetch_add(1, std::memory_order_relaxed);
+    counts_.inline_runs.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   request->kept_.assign(body.begin(), body.end());
@@ -214,12 +182,12 @@ void Agent::hear_cancel(Peer& peer, const transport::Arrival& arrival) {
     fail(ErrorKind::kInvalidArgument, "malformed cancellation: there is more behind it");
   }
   const std::scoped_lock lock(peer.mutex);
-  if (peer.seen.ranges() > SeenNumbers::kMostRanges) {
+  if (peer.requests.seen.ranges() > SeenNumbers::kMostRanges) {
     fail(ErrorKind::kInvalidArgument, "numbers of cancellations are out of order");
   }
   // If it has not come yet, it will be too late.
-  if (peer.seen.add(head.number, std::min(head.floor, head.number))) return;
-  for (Request* request = peer.first_request; request; request = request->after_) {
+  if (peer.requests.seen.add(head.number, std::min(head.floor, head.number))) return;
+  for (Request* request = peer.requests.first; request; request = request->after_) {
     if (request->number_ == head.number) request->cancelled_.store(true);
   }
 }
@@ -232,11 +200,11 @@ bool Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
   struct Tell {
     Agent& agent;
     ~Tell() {
-      if (agent.awaits_idle_.load(std::memory_order_relaxed) != 0) agent.endpoint_->wake();
+      if (agent.ending_.awaits_idle.load(std::memory_order_relaxed) != 0) agent.endpoint_->wake();
     }
   } const tell{*this};
   Lock lock(peer.mutex);
-  peer.unlink(request);
+  peer.requests.unlink(request);
   FunctionStats& counters = peer.counters_of(request.function_->id);
   ++counters.served;
   if (type == LetterType::kError) ++counters.failed;
@@ -249,7 +217,7 @@ bool Agent::answer(Request& request, LetterType type, Outgoing& outgoing) noexce
   record_.ended(request.ticket_,
                 type == LetterType::kError ? CallRecord::End::kFailed : CallRecord::End::kWell,
                 now);
-  if (peer.lost || closed_.load(std::memory_order_relaxed) || request.cancelled()) {
+  if (peer.contact.lost || ending_.closed.load(std::memory_order_relaxed) || request.cancelled()) {
     return false;
   }
   const ReplyHead head{.slot = request.slot_, .number = request.number_};
@@ -295,7 +263,7 @@ void Agent::say_error(Peer& peer, Lock& lock, std::uint32_t slot, std::uint64_t 
                                            std::string(text.substr(0, kMostErrorHead))});
   Outgoing outgoing{.body = std::as_bytes(std::span(fields))};
   try {
-    if (!peer.lost) {
+    if (!peer.contact.lost) {
       send(peer, lock, LetterType::kError, std::as_bytes(std::span(&head, 1)), outgoing);
     }
   } catch (const std::exception& error) {
@@ -376,7 +344,7 @@ void Agent::Tick::end(std::uint64_t run) noexcept {
 
 void Agent::Tick::take_over(std::uint64_t run) noexcept {
   if (!run_.compare_exchange_strong(run, run + 1)) return;
-  agent_.takeovers_.fetch_add(1, std::memory_order_relaxed);
+  agent_.counts_.takeovers.fetch_add(1, std::memory_order_relaxed);
   agent_.endpoint_->hand_over();
 }
 

@@ -83,7 +83,7 @@ void Agent::hear_gather_ask(Peer& peer, const transport::Arrival& arrival) {
   {
     // What waits for room is enough: whoever asks asks again.
     const std::scoped_lock lock(peer.mutex);
-    if (!peer.queues[0].empty() || !peer.queues[1].empty()) return;
+    if (!peer.outbox.is_empty()) return;
   }
   send_value(peer, head, mine);
 }
@@ -91,7 +91,7 @@ void Agent::hear_gather_ask(Peer& peer, const transport::Arrival& arrival) {
 // Who does not get it now asks for it.
 void Agent::send_value(Peer& peer, const GatherHead& head, std::string_view value) {
   Lock lock(peer.mutex);
-  if (peer.lost) return;
+  if (peer.contact.lost) return;
   const auto bytes = std::as_bytes(std::span(value));
   const Piece piece{bytes};
   Outgoing outgoing;
@@ -111,7 +111,7 @@ void Agent::send_value(Peer& peer, const GatherHead& head, std::string_view valu
 
 void Agent::ask_for_value(Peer& peer, const GatherHead& head) noexcept {
   Lock lock(peer.mutex);
-  if (!peer.open || !peer.queues[0].empty()) return;
+  if (!peer.contact.open || !peer.outbox.queues[0].empty()) return;
   Outgoing nothing;
   try {
     send(peer, lock, LetterType::kGatherAsk, std::as_bytes(std::span(&head, 1)), nothing);
@@ -122,13 +122,14 @@ void Agent::ask_for_value(Peer& peer, const GatherHead& head) noexcept {
 
 // What the flight record calls it.
 std::string Agent::together(const char* what, std::size_t workers) const {
-  return workers == peers_.size() ? what : concat(what, " of ", workers, " workers");
+  return workers == roster_.peers().size() ? what : concat(what, " of ", workers, " workers");
 }
 
 std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<const WorkerId> who,
                                            const Deadline& deadline) {
   require_home();
-  if (closed_.load()) fail(ErrorKind::kInvalidArgument, options_.name, " has been shut down");
+  if (ending_.closed.load())
+    fail(ErrorKind::kInvalidArgument, options_.name, " has been shut down");
   std::vector<WorkerId> sorted(who.begin(), who.end());
   std::sort(sorted.begin(), sorted.end());
   for (const WorkerId id : sorted) peer(id);
@@ -177,7 +178,7 @@ std::vector<std::string> Agent::all_gather(std::string_view mine, std::span<cons
     NameList late;
     NameList gone;
     missing(late, gone);
-    return late.count() == 0 || gone.count() != 0 || closed_.load();
+    return late.count() == 0 || gone.count() != 0 || ending_.closed.load();
   };
   bool in_time = false;
   for (auto patience = kAskAfter;; patience = std::min(2 * patience, kMostAskAfter)) {
@@ -224,13 +225,13 @@ std::vector<std::string> Agent::under_way() const {
   require_home();
   std::vector<std::string> lines;
   const auto now = quick_now();
-  for (const auto& known : peers_) {
+  for (const auto& known : roster_.peers()) {
     const std::scoped_lock lock(known->mutex);
-    for (const Call* call = known->first_call; call; call = call->after_) {
+    for (const Call* call = known->calls.first; call; call = call->after_) {
       lines.push_back(concat("call of ", declared_function(call->function_).name, " to ",
                              known->worker.name, " since ", format_duration(now - call->started_)));
     }
-    for (const Request* request = known->first_request; request; request = request->after_) {
+    for (const Request* request = known->requests.first; request; request = request->after_) {
       lines.push_back(concat(request->function_name(), " for ", known->worker.name, " since ",
                              format_duration(now - request->arrived_)));
     }
@@ -241,17 +242,17 @@ std::vector<std::string> Agent::under_way() const {
 // Waits until this worker has nothing under way, then compares with the others: if nobody has begun
 // anything since they said so the last time, there is nothing that could begin anything.
 bool Agent::is_idle() {
-  const bool calls = std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
-    const std::scoped_lock lock(known->mutex);
-    return known->calls == 0 && known->requests == 0;
-  });
-  return calls && std::all_of(companions_.begin(), companions_.end(),
-                              [](const auto& companion) { return companion->idle(); });
+  const bool calls =
+      std::all_of(roster_.peers().begin(), roster_.peers().end(), [](const auto& known) {
+        const std::scoped_lock lock(known->mutex);
+        return known->calls.count == 0 && known->requests.count == 0;
+      });
+  return calls && listeners_.are_idle();
 }
 
 std::string Agent::describe_under_way() {
   auto lines = under_way();
-  for (const auto& companion : companions_) {
+  for (const auto& companion : listeners_.companions) {
     for (std::string& line : companion->under_way()) lines.push_back(std::move(line));
   }
   std::string text;
@@ -265,26 +266,26 @@ std::string Agent::describe_under_way() {
 // False: it was shut down meanwhile.
 bool Agent::settle(const Deadline& deadline) {
   std::vector<WorkerId> everybody;
-  for (const auto& known : peers_) everybody.push_back(known->worker.id);
+  for (const auto& known : roster_.peers()) everybody.push_back(known->worker.id);
   // Of what all said in the round before: the same for all who were in it. Whoever decides does so
   // by what it is told in one round, so all decide alike.
   std::uint64_t before = 0;
   for (;;) {
     // Answers tell us only now: they would wake us for each of them while we wait for the others.
-    awaits_idle_.fetch_add(1);
-    const bool idle = wait_aside(deadline, [&] { return closed_.load() || is_idle(); });
-    awaits_idle_.fetch_sub(1);
+    ending_.awaits_idle.fetch_add(1);
+    const bool idle = wait_aside(deadline, [&] { return ending_.closed.load() || is_idle(); });
+    ending_.awaits_idle.fetch_sub(1);
     if (!idle) {
       fail(ErrorKind::kTimeout, "shutdown of ", options_.name,
            ": timed out; under way: ", describe_under_way());
     }
-    if (closed_.load()) return false;
-    if (grows_) return true;  // the others go on
+    if (ending_.closed.load()) return false;
+    if (roster_.grows()) return true;  // the others go on
     std::string mine;
     WireWriter writer(mine);
-    std::uint64_t taken = taken_.load();
-    for (const auto& companion : companions_) taken += companion->activity();
-    writer.put(started_.load());
+    std::uint64_t taken = counts_.taken.load();
+    taken += listeners_.activity();
+    writer.put(counts_.started.load());
     writer.put(taken);
     writer.put(before);
     std::vector<std::string> now;
@@ -312,13 +313,13 @@ bool Agent::settle(const Deadline& deadline) {
 
 void Agent::shutdown(const Deadline& deadline) {
   require_home();
-  if (closed_.load()) return;
+  if (ending_.closed.load()) return;
   if (in_own_thread()) {
     fail(ErrorKind::kInvalidArgument, options_.name,
          ": shutdown cannot be called in a handler: it waits for all of them");
   }
   const CallRecord::Together note(record_, "shutdown");
-  draining_.store(true);
+  ending_.draining.store(true);
   // If it throws, the session goes on.
   struct Undo {
     std::atomic<bool>& draining;
@@ -326,17 +327,17 @@ void Agent::shutdown(const Deadline& deadline) {
     ~Undo() {
       if (!done) draining.store(false);
     }
-  } undo{draining_};
+  } undo{ending_.draining};
   if (!settle(deadline)) return;
-  if (!companions_.empty()) {
-    for (const auto& companion : companions_) companion->finish();
+  if (!listeners_.companions.empty()) {
+    listeners_.finish();
     if (!settle(deadline)) return;
   }
   // Others may wait for what has not gone yet.
   wait_aside(deadline, [&] {
-    return std::all_of(peers_.begin(), peers_.end(), [](const auto& known) {
+    return std::all_of(roster_.peers().begin(), roster_.peers().end(), [](const auto& known) {
       const std::scoped_lock lock(known->mutex);
-      return known->queues[0].empty() && known->queues[1].empty() && !known->flushing;
+      return known->outbox.is_empty() && !known->outbox.flushing;
     });
   });
   undo.done = true;
@@ -345,17 +346,17 @@ void Agent::shutdown(const Deadline& deadline) {
 
 void Agent::abort() noexcept {
   if (!home_.is_here()) return;
-  if (!met_.load(std::memory_order_acquire)) {
-    if (closed_.exchange(true)) return;
-    for (const auto& companion : companions_) companion->closed();
+  if (!roster_.has_begun()) {
+    if (ending_.closed.exchange(true)) return;
+    listeners_.tell_closed();
     return;
   }
-  for (const auto& known : peers_) {
+  for (const auto& known : roster_.peers()) {
     Peer& peer = *known;
     // It would end its own calls, as those to who has left.
     if (peer.worker.id == options_.rank) continue;
     Lock lock(peer.mutex);
-    if (peer.lost || !peer.open || closed_.load()) continue;
+    if (peer.contact.lost || !peer.contact.open || ending_.closed.load()) continue;
     Outgoing nothing;
     try {
       send(peer, lock, LetterType::kGoodbye, {}, nothing);
@@ -363,29 +364,27 @@ void Agent::abort() noexcept {
       // It hears that the endpoint is closed.
     }
   }
-  if (closed_.exchange(true)) return;
+  if (ending_.closed.exchange(true)) return;
   Ended ended;
-  for (const auto& known : peers_) {
+  for (const auto& known : roster_.peers()) {
     Peer& peer = *known;
     const std::scoped_lock lock(peer.mutex);
-    while (Call* const call = peer.first_call) {
+    while (Call* const call = peer.calls.first) {
       peer.count_error(*call);
       record_.ended(call->ticket_, CallRecord::End::kFailed, quick_now());
       ended.calls.emplace_back(
           call, failure_of(*call, ErrorKind::kCancelled, concat(options_.name, " was shut down")));
-      peer.unlink(*call);
+      peer.calls.unlink(*call);
     }
-    for (auto& queue : peer.queues) {
+    for (auto& queue : peer.outbox.queues) {
       for (QueuedLetter& letter : std::exchange(queue, {})) {
         ended.letters.emplace_back(std::move(letter.on_sent), "the session was shut down");
       }
     }
-    for (Request* request = peer.first_request; request; request = request->after_) {
-      request->cancelled_.store(true, std::memory_order_relaxed);
-    }
+    peer.requests.cancel_all();
   }
   ended.tell();
-  for (const auto& companion : companions_) companion->closed();
+  listeners_.tell_closed();
   endpoint_->wake();
 }
 
@@ -394,7 +393,7 @@ void Agent::abort() noexcept {
 AgentStats Agent::stats() const {
   require_home();
   AgentStats stats;
-  for (const auto& known : peers_) {
+  for (const auto& known : roster_.peers()) {
     const std::scoped_lock lock(known->mutex);
     for (std::size_t id = 0; id < known->counters.size(); ++id) {
       const FunctionStats& counters = known->counters[id];
@@ -403,12 +402,12 @@ AgentStats Agent::stats() const {
       entry.worker = known->worker.name;
       entry.function = declared_function(static_cast<FunctionId>(id)).name;
     }
-    stats.outstanding += known->calls;
-    stats.requests += known->requests;
+    stats.outstanding += known->calls.count;
+    stats.requests += known->requests.count;
   }
   stats.executor = executor_.stats();
-  stats.inline_runs = inline_runs_.load();
-  stats.takeovers = takeovers_.load();
+  stats.inline_runs = counts_.inline_runs.load();
+  stats.takeovers = counts_.takeovers.load();
   return stats;
 }
 

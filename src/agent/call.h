@@ -55,6 +55,7 @@ struct Outcome {
   std::vector<Part> parts = {};
 };
 
+struct CallList;
 struct Peer;
 
 // One call. Derived by who makes calls, who also owns it: on the stack for one that is waited for.
@@ -79,6 +80,7 @@ class Call {
 
  private:
   friend class Agent;
+  friend struct CallList;
   friend struct Peer;
 
   std::atomic<bool> over_{true};

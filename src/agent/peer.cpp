@@ -57,7 +57,14 @@ std::size_t bytes_of(const Outgoing& outgoing) {
   return bytes;
 }
 
-void Peer::link(Call& call) {
+void Contact::lose(const std::optional<Error>& error) {
+  lost = true;
+  left = !error || leaves;
+  open = false;
+  why = left ? "it has left the session" : error->what();
+}
+
+void CallList::link(Call& call) {
   if (free_slots.empty()) {
     free_slots.push_back(static_cast<std::uint32_t>(slots.size()));
     slots.push_back(nullptr);
@@ -65,48 +72,53 @@ void Peer::link(Call& call) {
   call.slot_ = free_slots.back();
   free_slots.pop_back();
   slots[call.slot_] = &call;
-  call.peer_ = this;
   call.number_ = next_number++;
-  call.before_ = last_call;
+  call.before_ = last;
   call.after_ = nullptr;
-  (last_call ? last_call->after_ : first_call) = &call;
-  last_call = &call;
-  ++calls;
+  (last ? last->after_ : first) = &call;
+  last = &call;
+  ++count;
   bytes += call.bytes_;
 }
 
-Call* Peer::take(std::uint32_t slot, std::uint64_t number) {
+Call* CallList::take(std::uint32_t slot, std::uint64_t number) {
   if (slot >= slots.size() || !slots[slot] || slots[slot]->number_ != number) return nullptr;
   Call* const call = slots[slot];
   unlink(*call);
   return call;
 }
 
-void Peer::unlink(Call& call) {
-  (call.before_ ? call.before_->after_ : first_call) = call.after_;
-  (call.after_ ? call.after_->before_ : last_call) = call.before_;
+void CallList::unlink(Call& call) {
+  (call.before_ ? call.before_->after_ : first) = call.after_;
+  (call.after_ ? call.after_->before_ : last) = call.before_;
   slots[call.slot_] = nullptr;
   free_slots.push_back(call.slot_);
   call.number_ = 0;
-  --calls;
+  --count;
   bytes -= call.bytes_;
 }
 
-void Peer::link(Request& request) {
-  request.before_ = last_request;
+void RequestList::link(Request& request) {
+  request.before_ = last;
   request.after_ = nullptr;
-  (last_request ? last_request->after_ : first_request) = &request;
-  last_request = &request;
-  ++requests;
+  (last ? last->after_ : first) = &request;
+  last = &request;
+  ++count;
 }
 
-void Peer::unlink(Request& request) {
-  (request.before_ ? request.before_->after_ : first_request) = request.after_;
-  (request.after_ ? request.after_->before_ : last_request) = request.before_;
-  --requests;
+void RequestList::unlink(Request& request) {
+  (request.before_ ? request.before_->after_ : first) = request.after_;
+  (request.after_ ? request.after_->before_ : last) = request.before_;
+  --count;
 }
 
-std::optional<QueuedLetter> Peer::unqueue(const Call& call) {
+void RequestList::cancel_all() {
+  for (Request* request = first; request; request = request->after_) {
+    request->cancelled_.store(true, std::memory_order_relaxed);
+  }
+}
+
+std::optional<QueuedLetter> Outbox::remove(const Call& call) {
   for (auto& queue : queues) {
     const auto found = std::find_if(queue.begin(), queue.end(),
                                     [&](const auto& letter) { return letter.call == &call; });
@@ -118,7 +130,16 @@ std::optional<QueuedLetter> Peer::unqueue(const Call& call) {
   return std::nullopt;
 }
 
-std::int64_t Peer::place_of(FunctionId function) {
+void RemoteFunctions::learn(std::vector<TableEntry> told) {
+  table = std::move(told);
+  by_name.clear();
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    by_name.emplace(table[i].name, static_cast<std::uint32_t>(i));
+  }
+  places.clear();
+}
+
+std::int64_t RemoteFunctions::place_of(FunctionId function) {
   if (function >= places.size()) places.resize(function + 1, kUnknown);
   std::int64_t& place = places[function];
   if (place != kUnknown) [[likely]]
@@ -132,7 +153,8 @@ std::int64_t Peer::place_of(FunctionId function) {
   return place;
 }
 
-std::string Peer::describe_missing(FunctionId function) const {
+std::string RemoteFunctions::describe_missing(FunctionId function,
+                                              const std::string& worker) const {
   const FunctionKey key = declared_function(function);
   std::string others;
   const auto [begin, end] = by_name.equal_range(std::string(key.name));
@@ -140,10 +162,10 @@ std::string Peer::describe_missing(FunctionId function) const {
     others += concat(others.empty() ? "" : ", ", in_quotes(table[i->second].signature, 400));
   }
   if (others.empty()) {
-    return concat("it is not registered on ", worker.name,
+    return concat("it is not registered on ", worker,
                   "; register it there with CONVOY_RPC, in a file that is linked into its program");
   }
-  return concat("it has another signature on ", worker.name, ": ", others, " there, ",
+  return concat("it has another signature on ", worker, ": ", others, " there, ",
                 in_quotes(key.signature, 400), " here; build both programs of the same sources");
 }
 

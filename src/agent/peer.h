@@ -18,7 +18,7 @@
 #include "agent/seen_numbers.h"
 #include "agent/stats.h"
 
-// What an agent knows of one worker. Included by the files that implement Agent.
+// The workers of an agent, and its calls and theirs. Included by the files that implement Agent.
 namespace convoy::agent {
 
 // Requests outlive agents: they ask here whether theirs is still there.
@@ -85,6 +85,90 @@ struct QueuedLetter {
 bool is_large(std::span<const Piece> pieces);
 std::size_t bytes_of(const Outgoing& outgoing);
 
+// How well a worker is connected. Letters go while it is open: from when the other has told that it
+// knows us, until it is lost. What is lost stays lost; it has left if it was lost by its own will.
+struct Contact {
+  bool known = false;  // has told who it is, and what it has to call
+  bool open = false;   // not if lost
+  bool lost = false;
+  bool leaves = false;  // the others know that it leaves; its goodbye is under way
+  bool left = false;    // lost, after a goodbye
+  std::string why;      // it is lost
+  // When it is greeted once more, if it is not open by then.
+  Deadline::Clock::time_point hello_again = Deadline::Clock::time_point::max();
+
+  // No error: it has left by itself.
+  void lose(const std::optional<Error>& error);
+};
+
+// Letters to a worker that wait for room, or for the connection. Small ones go under the peer's
+// lock; large ones do not, and by one thread at a time (`flushing`). Others tell it that there is
+// room again (`flush_again`).
+struct Outbox {
+  std::array<std::deque<QueuedLetter>, 2> queues;  // small ones, large ones
+  bool flushing = false;
+  bool flush_again = false;
+
+  bool is_empty() const { return queues[0].empty() && queues[1].empty(); }
+  // A call that has not gone yet goes no more; its letter, which is to be dropped without the lock.
+  std::optional<QueuedLetter> remove(const Call& call);
+};
+
+// What a worker has to call, as it has told, and where our functions are in that. `places` is what
+// was looked up in `table`, and is forgotten with it.
+struct RemoteFunctions {
+  static constexpr std::int64_t kUnknown = -1;  // not looked for yet
+  static constexpr std::int64_t kMissing = -2;
+
+  std::vector<TableEntry> table;
+  std::unordered_multimap<std::string, std::uint32_t> by_name;  // places in it
+  std::vector<std::int64_t> places;                             // by FunctionId
+
+  // Instead of what was told before.
+  void learn(std::vector<TableEntry> told);
+  std::int64_t place_of(FunctionId function);
+  // Why there is no place for it on that worker.
+  std::string describe_missing(FunctionId function, const std::string& worker) const;
+};
+
+// Our calls to a worker that are under way, by number: a list in the order of their numbers, and a
+// slot for each, by which answers find them. A slot is free or has a call of the list; one that has
+// ended has number 0.
+struct CallList {
+  std::uint64_t next_number = 1;
+  Call* first = nullptr;
+  Call* last = nullptr;
+  std::vector<Call*> slots;
+  std::vector<std::uint32_t> free_slots;
+  std::size_t count = 0;
+  std::size_t bytes = 0;
+
+  void link(Call& call);
+  // Of the answer; nullptr: nobody waits for it.
+  Call* take(std::uint32_t slot, std::uint64_t number);
+  void unlink(Call& call);
+  // Whether it is that call, and under way; `call` may be gone.
+  bool has(const Call* call, std::uint32_t slot, std::uint64_t number) const {
+    return slot < slots.size() && slots[slot] == call && call && call->number_ == number;
+  }
+  // No call with a smaller number is under way.
+  std::uint64_t floor() const { return first ? first->number_ : next_number; }
+};
+
+// A worker's calls to us: which of them have come, and, as a list, those that are not answered yet.
+struct RequestList {
+  SeenNumbers seen;
+  Request* first = nullptr;
+  Request* last = nullptr;
+  std::size_t count = 0;
+
+  void link(Request& request);
+  void unlink(Request& request);
+  // Nobody waits for any of them.
+  void cancel_all();
+};
+
+// What an agent knows of one worker, itself included. It stays as long as the agent.
 struct Peer {
   Peer(Worker who, transport::Address where) : worker(std::move(who)), address(std::move(where)) {}
 
@@ -96,63 +180,15 @@ struct Peer {
   mutable std::mutex mutex;
   // All that follows is guarded by it.
 
-  // The connection. It is open when the other has told that it knows us: letters go then.
-  bool known = false;  // has told who it is, and what it has to call
-  bool open = false;
-  bool lost = false;
-  bool leaves = false;  // the others know that it leaves; its goodbye is under way
-  bool left = false;    // said goodbye
-  std::string why;      // it is lost
-  Deadline::Clock::time_point hello_again = Deadline::Clock::time_point::max();
-  std::array<std::deque<QueuedLetter>, 2> queues;  // small ones, large ones
-  bool flushing = false;                           // large ones are being sent
-  bool flush_again = false;
-
-  // What it has to call.
-  std::vector<TableEntry> table;
-  std::unordered_multimap<std::string, std::uint32_t> by_name;
-  static constexpr std::int64_t kUnknown = -1;  // not looked for yet
-  static constexpr std::int64_t kMissing = -2;
-  std::vector<std::int64_t> places;  // in the table, by FunctionId
-
-  // Our calls to it, by number.
-  std::uint64_t next_number = 1;
-  Call* first_call = nullptr;
-  Call* last_call = nullptr;
-  std::vector<Call*> slots;
-  std::vector<std::uint32_t> free_slots;
-  std::size_t calls = 0;
-  std::size_t bytes = 0;
-
-  // Its calls.
-  SeenNumbers seen;
-  Request* first_request = nullptr;
-  Request* last_request = nullptr;
-  std::size_t requests = 0;
-
+  Contact contact;
+  Outbox outbox;
+  RemoteFunctions functions;
+  CallList calls;
+  RequestList requests;
   std::vector<FunctionStats> counters;  // by FunctionId; without names
 
-  // --- with the mutex held ---
-
-  void link(Call& call);
-  // Of the answer; nullptr: nobody waits for it.
-  Call* take(std::uint32_t slot, std::uint64_t number);
-  void unlink(Call& call);
-  // Whether it is that call, and under way; `call` may be gone.
-  bool is_linked(const Call* call, std::uint32_t slot, std::uint64_t number) const {
-    return slot < slots.size() && slots[slot] == call && call && call->number_ == number;
-  }
-  void link(Request& request);
-  void unlink(Request& request);
-  // A call that has not gone yet goes no more; its letter, which is to be dropped without the lock.
-  std::optional<QueuedLetter> unqueue(const Call& call);
-
-  std::int64_t place_of(FunctionId function);
-  // Why there is no place for it.
-  std::string describe_missing(FunctionId function) const;
   FunctionStats& counters_of(FunctionId function);
   void count_error(const Call& call);
-  std::uint64_t floor() const { return first_call ? first_call->number_ : next_number; }
 };
 
 }  // namespace convoy::agent

@@ -52,7 +52,7 @@ void Request::drop() noexcept {
   if (!answered_.load()) {
     fail(ErrorKind::kRemote, "", concat(function_name(), " has ended without an answer"));
   }
-  life.agent.recycle(this);  // deletes this, perhaps
+  life.agent.spare_requests_.give(this);  // deletes this, perhaps
   life.leave();
 }
 

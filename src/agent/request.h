@@ -19,6 +19,8 @@ struct AgentLife;
 struct Function;
 struct Peer;
 class RequestRef;
+struct RequestList;
+class SpareRequests;
 
 // A call, on the side of who is called. It lives until it is answered and nobody refers to it; that
 // may be after the agent. Its methods may be called from any thread.
@@ -60,7 +62,8 @@ class Request final : private Task {
  private:
   friend class Agent;
   friend class RequestRef;
-  friend struct Peer;
+  friend class SpareRequests;
+  friend struct RequestList;
   friend class CurrentScope;
 
   explicit Request(std::shared_ptr<AgentLife> life);

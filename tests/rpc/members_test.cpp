@@ -245,7 +245,7 @@ TEST(MembersTest, ListenersThatThrow) {
   value.on_lost(fail_lost);
   first.on_lost("second", [&](const WorkerInfo&, const Error&) {
     ++told;
-    throw 7;  // NOLINT(hicpp-exception-baseclass)
+    throw 7;  // NOLINT(bugprone-std-exception-baseclass): foreign code may
   });
   second.shutdown({.graceful = false, .ignore_leaks = true});
   EXPECT_TRUE(eventually([&] { return told == 3 && lost == 1; }));
