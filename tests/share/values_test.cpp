@@ -96,8 +96,9 @@ TEST(ValuesTest, TypesThatNameTheirFields) {
 }
 
 TEST(ValuesTest, WhatDoesNotFitIsAnError) {
-  const auto kind_of = [](const Message& message, auto example) {
-    return error_of([&] { ValueReader(message).take<decltype(example)>(); }).value().kind();
+  const auto kind_of = [](const Message& message, const auto& example) {
+    using Value = std::remove_cvref_t<decltype(example)>;
+    return error_of([&] { ValueReader(message).take<Value>(); }).value().kind();
   };
   const auto wrong = ErrorKind::kInvalidArgument;
   EXPECT_EQ(kind_of(Message{std::int64_t{300}}, std::int8_t{}), wrong);

@@ -22,15 +22,15 @@ class SocketStoreTest : public testing::Test {
 
   // Answers a request with `parts`.
   void answer(const StoreMessage& request, Keys parts) {
-    peer.send(encode({.id = request.id, .parts = std::move(parts)}));
+    peer_.send(encode({.id = request.id, .parts = std::move(parts)}));
   }
 
-  RawPeer peer;  // plays the server
-  std::shared_ptr<Store> store;
+  RawPeer peer_;  // plays the server
+  std::shared_ptr<Store> store_;
 
  private:
   explicit SocketStoreTest(std::pair<Socket, Socket> ends)
-      : peer(std::move(ends.first)), store(make_socket_store(std::move(ends.second))) {}
+      : peer_(std::move(ends.first)), store_(make_socket_store(std::move(ends.second))) {}
 };
 
 template <class Function>
@@ -39,8 +39,8 @@ auto in_thread(Function function) {
 }
 
 TEST_F(SocketStoreTest, RequestsCarryTheTimeThatIsLeft) {
-  auto got = in_thread([&] { return store->get("k", Deadline::after(std::chrono::seconds(20))); });
-  auto request = peer.receive();
+  auto got = in_thread([&] { return store_->get("k", Deadline::after(std::chrono::seconds(20))); });
+  auto request = peer_.receive();
   ASSERT_TRUE(request.has_value());
   EXPECT_EQ(request->code, static_cast<int>(StoreOp::kGet));
   EXPECT_NE(request->id, kConnectionId);
@@ -49,8 +49,8 @@ TEST_F(SocketStoreTest, RequestsCarryTheTimeThatIsLeft) {
   answer(*request, {"v"});
   EXPECT_EQ(got.get(), "v");
 
-  auto waiting = in_thread([&] { store->wait(Keys{"k"}, Deadline::never()); });
-  request = peer.receive();
+  auto waiting = in_thread([&] { store_->wait(Keys{"k"}, Deadline::never()); });
+  request = peer_.receive();
   EXPECT_EQ(request->timeout_us, UINT64_MAX);
   answer(*request, {});
   waiting.get();
@@ -60,39 +60,39 @@ TEST_F(SocketStoreTest, RepliesFindTheirCallersInAnyOrder) {
   constexpr std::size_t kCallers = 10;
   std::vector<std::future<std::string>> callers;
   for (std::size_t i = 0; i < kCallers; ++i) {
-    callers.push_back(in_thread([&, i] { return store->get(std::to_string(i), soon()); }));
+    callers.push_back(in_thread([&, i] { return store_->get(std::to_string(i), soon()); }));
   }
   std::vector<StoreMessage> requests;
-  while (requests.size() < kCallers) requests.push_back(peer.receive().value());
+  while (requests.size() < kCallers) requests.push_back(peer_.receive().value());
   answer({.id = 4'000'000}, {"for nobody"});
   for (auto i = requests.rbegin(); i != requests.rend(); ++i) answer(*i, {"re " + i->parts[0]});
   for (std::size_t i = 0; i < kCallers; ++i) EXPECT_EQ(callers[i].get(), concat("re ", i));
 }
 
 // The server is stopped: nobody waits for longer than told (and the grace in which the server's own
-// answer may come), whatever other threads of this process do. Once it goes on, so does the store.
+// answer may come), whatever other threads of this process do. Once it goes on, so does the store_.
 TEST_F(SocketStoreTest, StoppedServerIsATimeoutAndNoBreak) {
   const auto start = Deadline::Clock::now();
-  auto large = in_thread([&] { store->set("large", std::string(std::size_t{8} << 20, 'x')); });
-  EXPECT_TRUE(wait_ready(peer.socket.fd(), POLLIN, soon()));  // a part of it is out
+  auto large = in_thread([&] { store_->set("large", std::string(std::size_t{8} << 20, 'x')); });
+  EXPECT_TRUE(wait_ready(peer_.socket.fd(), POLLIN, soon()));  // a part of it is out
   std::vector<std::future<void>> impatient;
   for (int i = 0; i < 4; ++i) {
     impatient.push_back(in_thread([&, i] {
       EXPECT_ERROR(kTimeout, concat("get '", i, "': the server did not answer"),
-                   store->get(std::to_string(i), Deadline::after(milliseconds(10 * i))));
+                   store_->get(std::to_string(i), Deadline::after(milliseconds(10 * i))));
     }));
   }
   for (auto& each : impatient) each.get();
   EXPECT_LT(Deadline::Clock::now() - start, std::chrono::seconds(20));
 
-  auto request = peer.receive();
+  auto request = peer_.receive();
   ASSERT_TRUE(request.has_value());
   EXPECT_EQ(request->parts.at(1).size(), std::size_t{8} << 20);  // not torn by those who gave up
   answer(*request, {});
   large.get();
   // What was given up before it was sent never is.
-  auto next = in_thread([&] { return store->get("next", soon()); });
-  request = peer.receive();
+  auto next = in_thread([&] { return store_->get("next", soon()); });
+  request = peer_.receive();
   ASSERT_TRUE(request.has_value());
   EXPECT_EQ(request->parts, Keys{"next"});
   answer(*request, {"v"});
@@ -103,11 +103,11 @@ TEST_F(SocketStoreTest, StoppedServerIsATimeoutAndNoBreak) {
 // fetch it all the same.
 TEST_F(SocketStoreTest, ReadsWhileItSends) {
   const std::string large(std::size_t{4} << 20, 'x');
-  auto set = in_thread([&] { store->set("k", large); });
-  EXPECT_TRUE(wait_ready(peer.socket.fd(), POLLIN, soon()));
+  auto set = in_thread([&] { store_->set("k", large); });
+  EXPECT_TRUE(wait_ready(peer_.socket.fd(), POLLIN, soon()));
   // More than the socket holds, for a caller that has given up; only then the request is read.
-  peer.send(encode({.id = 77'777, .parts = {large}}));
-  const auto request = peer.receive();
+  peer_.send(encode({.id = 77'777, .parts = {large}}));
+  const auto request = peer_.receive();
   ASSERT_TRUE(request.has_value());
   answer(*request, {});
   set.get();
@@ -117,35 +117,35 @@ TEST_F(SocketStoreTest, EndOfTheServerReachesEveryCallerOnce) {
   std::vector<std::future<std::optional<Error>>> callers;
   for (int i = 0; i < 6; ++i) {
     callers.push_back(
-        in_thread([&] { return error_of([&] { store->get("k", Deadline::never()); }); }));
+        in_thread([&] { return error_of([&] { store_->get("k", Deadline::never()); }); }));
   }
-  for (int i = 0; i < 6; ++i) ASSERT_TRUE(peer.receive().has_value());
-  peer.socket.close();
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(peer_.receive().has_value());
+  peer_.socket.close();
   for (auto& caller : callers) {
     const auto error = caller.get();
     ASSERT_TRUE(error.has_value());
     EXPECT_EQ(error->kind(), ErrorKind::kPeerLost);
   }
-  EXPECT_ERROR(kPeerLost, "closed the connection", store->try_get("k"));  // at once
-  EXPECT_ERROR(kPeerLost, "closed the connection", store->try_get("k"));
+  EXPECT_ERROR(kPeerLost, "closed the connection", store_->try_get("k"));  // at once
+  EXPECT_ERROR(kPeerLost, "closed the connection", store_->try_get("k"));
 }
 
 TEST_F(SocketStoreTest, LastWordsOfTheServerAreTheError) {
-  peer.send(encode(error_reply(kConnectionId, ErrorKind::kResource, "no room for you")));
-  peer.socket.close();
-  EXPECT_ERROR(kResource, "no room for you", store->set("k", std::string(1 << 20, 'x')));
-  EXPECT_ERROR(kResource, "no room for you", store->set("k", "v"));
+  peer_.send(encode(error_reply(kConnectionId, ErrorKind::kResource, "no room for you")));
+  peer_.socket.close();
+  EXPECT_ERROR(kResource, "no room for you", store_->set("k", std::string(1 << 20, 'x')));
+  EXPECT_ERROR(kResource, "no room for you", store_->set("k", "v"));
 }
 
 TEST_F(SocketStoreTest, PeerThatIsNoStore) {
-  peer.send("HTTP/1.1 400 Bad Request\r\n\r\n");
+  peer_.send("HTTP/1.1 400 Bad Request\r\n\r\n");
   EXPECT_ERROR(kInvalidArgument, "does not speak the store's protocol: bad magic",
-               store->set("k", "v"));
+               store_->set("k", "v"));
 }
 
 TEST_F(SocketStoreTest, ReplyOfAWrongForm) {
-  auto got = in_thread([&] { return error_of([&] { store->get("k", soon()); }); });
-  answer(peer.receive().value(), {"two", "parts"});
+  auto got = in_thread([&] { return error_of([&] { store_->get("k", soon()); }); });
+  answer(peer_.receive().value(), {"two", "parts"});
   const auto error = got.get();
   ASSERT_TRUE(error.has_value());
   EXPECT_EQ(error->kind(), ErrorKind::kInternal) << error->what();

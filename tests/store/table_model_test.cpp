@@ -21,7 +21,7 @@ constexpr StoreLimits kRoomy{};
 
 class TableModel : public testing::TestWithParam<unsigned> {
  protected:
-  std::size_t upto(std::size_t most) { return random() % (most + 1); }
+  std::size_t upto(std::size_t most) { return random_() % (most + 1); }
   std::string key() { return upto(40) == 0 ? "too long" : std::string(1, "abcdefgh"[upto(7)]); }
   std::string value() {
     switch (upto(6)) {
@@ -39,7 +39,7 @@ class TableModel : public testing::TestWithParam<unsigned> {
   }
 
   StoreMessage request() {
-    StoreMessage next{.code = static_cast<std::uint8_t>(1 + upto(10)), .id = ++last_id};
+    StoreMessage next{.code = static_cast<std::uint8_t>(1 + upto(10)), .id = ++last_id_};
     switch (static_cast<StoreOp>(next.code)) {
       case StoreOp::kSet:
       case StoreOp::kAppend: next.parts = {key(), value()}; break;
@@ -58,8 +58,8 @@ class TableModel : public testing::TestWithParam<unsigned> {
     return next;
   }
 
-  std::mt19937 random{GetParam()};
-  std::uint32_t last_id = 0;
+  std::mt19937 random_{GetParam()};
+  std::uint32_t last_id_ = 0;
 };
 INSTANTIATE_TEST_SUITE_P(Seeds, TableModel, testing::Range(1u, 9u),
                          [](const auto& test) { return concat("Seed", test.param); });

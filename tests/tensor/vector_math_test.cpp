@@ -1,6 +1,7 @@
 #include "tensor/vector_math.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <latch>
