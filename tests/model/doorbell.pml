@@ -42,7 +42,7 @@ byte written[SENDERS];   /* letters in the rings, as the receiver sees them */
 byte buffered[SENDERS];  /* store buffers: 0 = empty, else the count on its way */
 byte read[SENDERS];
 bool knocked[SENDERS];   /* the bits */
-bool queued[SENDERS];    /* in the receiver's queue of rings to read: ready_ */
+bool queued[SENDERS];    /* in the receiver's queue of rings to read: Backlog::rings_ */
 byte awake;              /* threads in wait() that poll */
 byte watched = NONE;     /* the sender whose ring is watched */
 /* Of the words' values only this matters: whether they are what somebody has seen or left. */
@@ -58,8 +58,8 @@ bool replied;            /* what the waiting thread waits for */
 byte served;             /* requests */
 bool lock;               /* ShmEndpoint::mutex_ */
 byte finished;           /* senders that are done */
-bool lingers;            /* Doorbell::lingers and lingering_ */
-bool ending;             /* lingering_ is false, lingers is not yet */
+bool lingers;            /* Doorbell::lingers and Lingering::on_ */
+bool ending;             /* Lingering::on_ is false, lingers is not yet */
 byte inside;             /* threads in wait() that count on it */
 byte changes;            /* of the watched ring */
 

@@ -152,7 +152,7 @@ std::unique_ptr<Net> make_net(NetKind kind, std::uint64_t seed) {
   return nullptr;
 }
 
-void send(Net& net, Party& from, Remote& to, const Letter& letter, Sent on_sent) {
+void send(Net& net, Party& from, Remote& to, const Letter& letter, const Sent& on_sent) {
   for (;;) {
     const int rooms = from.inbox.state().rooms[&to];
     const SendResult result = to.try_send(letter, on_sent);

@@ -95,6 +95,6 @@ inline void PrintTo(NetKind kind, std::ostream* out) { *out << to_name(kind); }
 std::unique_ptr<Net> make_net(NetKind kind, std::uint64_t seed = 1);
 
 // Sends, and waits for room where there is none.
-void send(Net& net, Party& from, Remote& to, const Letter& letter, Sent on_sent = nullptr);
+void send(Net& net, Party& from, Remote& to, const Letter& letter, const Sent& on_sent = nullptr);
 
 }  // namespace convoy::transport::test

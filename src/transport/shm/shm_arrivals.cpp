@@ -13,16 +13,6 @@ namespace {
 
 // Letters that one remote gets delivered before it is the next one's turn.
 constexpr int kBurst = 32;
-// Letters after which a large one gets on by a slice, however many there are.
-constexpr unsigned kLettersPerSlice = 16;
-// Letters in a row after which their ring is watched.
-constexpr int kLettersUntilWatched = 4;
-// A clock costs as much as a letter.
-constexpr unsigned kPollsPerTimers = 16;
-// Of a large letter, until others have their turn.
-constexpr std::size_t kSlice = std::size_t{1} << 20;
-// While letters come, too.
-constexpr std::size_t kSmallSlice = std::size_t{256} << 10;
 // How long the next letter is waited for before a slice: a few microseconds, in which a caller that
 // has just had its answer calls again.
 constexpr int kSpinsBeforeSlice = 200;
@@ -31,102 +21,83 @@ constexpr int kSpinsBeforeSlice = 200;
 
 // --- the queues ---
 
-void ShmEndpoint::enqueue(ShmRemote& remote) {
-  if (remote.queued_ || remote.told_) return;
-  remote.queued_ = true;
-  remote.burst_ = 0;
-  ready_.push_back(&remote);
-  ready_count_.store(ready_.size(), std::memory_order_relaxed);
-}
-
-// The one whose turn it is.
-void ShmEndpoint::dequeue(ShmRemote& remote) {
-  ready_.pop_front();
-  ready_count_.store(ready_.size(), std::memory_order_relaxed);
-  remote.queued_ = false;
-}
-
 // Its sender need not knock any more; the one before has to, and may not have known.
 void ShmEndpoint::set_watched(ShmRemote* remote) {
-  ShmRemote* const before = std::exchange(watched_, remote);
-  const auto ring = std::exchange(watched_ring_, remote ? remote->reader_ : nullptr);
-  bell().watched.exchange(remote ? remote->number_ + 1 : 0);
-  if (before && ring->has_letter()) enqueue(*before);
+  const auto [before, ring] = watched_.replace(remote);
+  bell_->watched.exchange(watched_.number());
+  if (before && ring->has_letter()) backlog_.add_ring(*before);
 }
 
 void ShmEndpoint::push_task(Task task) {
-  tasks_.push_back(std::move(task));
-  task_count_.store(tasks_.size());
-  ring_service();
+  backlog_.add_task(std::move(task));
+  bell_.ring_service_once();
 }
 
 ShmEndpoint::Moved ShmEndpoint::run_task(Lock& lock) {
-  Task task = std::move(tasks_.front());
-  tasks_.pop_front();
-  task_count_.store(tasks_.size());
+  Task task = backlog_.take_task();
   ShmRemote& remote = *task.remote;
   if (task.type == Task::Type::kLetter) return deliver(lock, remote, parse_letter(task.entry));
   lock.unlock();
   const bool lost = task.type == Task::Type::kLost;
-  for (auto& [on_sent, received] : task.sent) on_sent(received ? nullptr : &*remote.why_);
+  for (auto& [on_sent, received] : task.sent) on_sent(received ? nullptr : &*remote.in().why);
   if (task.type == Task::Type::kJoined) inbox_.joined(remote);
   if (task.type == Task::Type::kRoom && !remote.lost()) inbox_.room(remote);
   if (lost) {
-    inbox_.lost(remote, *remote.why_);
+    inbox_.lost(remote, *remote.in().why);
     wake();
   }
   lock.lock();
-  if (task.type == Task::Type::kJoined) remote.joining_ = false;
+  if (task.type == Task::Type::kJoined) remote.in().joining = false;
   return Moved::kSomething;
 }
 
 // One thing. If there was any, the lock may have been let go of. Of the thread that serves, `hand`
 // gets requests (kTaken): the caller delivers them.
 ShmEndpoint::Moved ShmEndpoint::poll_one(Lock& lock, Serve serve, Handful* hand) {
-  if (has_events_.load(std::memory_order_relaxed)) take_events();
+  if (events_.any(std::memory_order_relaxed)) take_events();
   if (serve == Serve::kAll) {
-    if (!tasks_.empty()) return run_task(lock);
-    if (++since_timers_ >= kPollsPerTimers) {
-      since_timers_ = 0;
-      if (timer_is_due() && run_timers(lock)) return Moved::kSomething;
+    if (backlog_.has_task()) return run_task(lock);
+    if (pace_.is_time_for_timers() && timers_.is_due() && run_timers(lock)) {
+      return Moved::kSomething;
     }
   }
-  bell().take([&](std::size_t slot) {
-    for (ShmRemote* const remote : slots_[slot]) enqueue(*remote);
+  bell_->take([&](std::size_t slot) {
+    for (ShmRemote* const remote : connections_.of_bit(slot)) backlog_.add_ring(*remote);
   });
-  if (sees_watched()) enqueue(*watched_);
-  if (since_slice_ < kLettersPerSlice) {
+  if (watched_.sees()) backlog_.add_ring(*watched_.remote());
+  if (pace_.is_time_for_letters()) {
     Moved moved = Moved::kNothing;
-    if (!ready_.empty()) {
+    if (backlog_.has_ring()) {
       Handful own;
       do {
         Handful& to = hand ? *hand : own;
-        if (take_letters(lock, *ready_.front(), serve, to, hand != nullptr, moved)) return moved;
-      } while (!ready_.empty());
+        if (take_letters(lock, backlog_.next_ring(), serve, to, hand != nullptr, moved)) {
+          return moved;
+        }
+      } while (backlog_.has_ring());
     }
-    if (since_slice_ != 0 && has_transfer(serve) && letter_comes(lock)) return Moved::kSomething;
+    if (pace_.letters_came() && backlog_.has_transfer(serve) && letter_comes(lock)) {
+      return Moved::kSomething;
+    }
   }
-  const std::size_t slice = std::exchange(since_slice_, 0) != 0 ? kSmallSlice : kSlice;
-  if (const Moved moved = work_on_transfer(lock, serve, slice); moved != Moved::kNothing)
-    return moved;
-  if (!ready_.empty() || (serve == Serve::kAll && !tasks_.empty())) return Moved::kSomething;
-  return serve == Serve::kAll && timer_is_due() && run_timers(lock) ? Moved::kSomething
-                                                                    : Moved::kNothing;
-}
-
-bool ShmEndpoint::has_transfer(Serve serve) const {
-  return !transfers_[1].empty() || (serve == Serve::kAll && !transfers_[0].empty());
+  const Moved moved = work_on_transfer(lock, serve, pace_.begin_slice());
+  if (moved != Moved::kNothing) return moved;
+  if (backlog_.has_ring() || (serve == Serve::kAll && backlog_.has_task())) {
+    return Moved::kSomething;
+  }
+  return serve == Serve::kAll && timers_.is_due() && run_timers(lock) ? Moved::kSomething
+                                                                      : Moved::kNothing;
 }
 
 // Letters come one after another: the next one goes first, if it comes in a moment. Calls beside a
 // large transfer would otherwise wait for a slice each time.
 bool ShmEndpoint::letter_comes(Lock& lock) {
-  const auto ring = watched_ring_;
+  const Watch watched = watched_.watch();
   lock.unlock();
   bool comes = false;
   for (int i = 0; i < kSpinsBeforeSlice && !comes; ++i) {
     cpu_relax();
-    comes = (ring && ring->has_letter()) || bell().any();
+    comes = watched.sees() || bell_->any();
   }
   lock.lock();
   return comes;
@@ -148,11 +119,11 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
   hand.begin(remote);
   try {
     do {
-      if (remote.reader_) entry = remote.reader_->take(hand.room(), large);
+      if (remote.in().reader) entry = remote.in().reader->take(hand.room(), large);
       if (entry.empty()) break;
       PlainLetter& letter = hand.letters[hand.count];
       const bool plain = large.empty() && parse_plain(entry, letter);
-      if (!plain || letter.reply == all || (letter.reply && remote.joining_)) {
+      if (!plain || letter.reply == all || (letter.reply && remote.in().joining)) {
         if (hand.count != 0)
           fail(ErrorKind::kInvalidArgument, "a message that changes while it is read");
         alone = parse_letter(entry);
@@ -161,22 +132,21 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
       hand.add(entry);
       entry = {};
     } while (hand.count < most && hand.has_room() &&
-             remote.reader_->next_is_plain(Handful::kMostBytes, !all));
+             remote.in().reader->next_is_plain(Handful::kMostBytes, !all));
   } catch (const Error& error) {
     break_off(remote, concat("sent something unusable: ", error.what()));
     entry = {};
   }
   if (entry.empty() && hand.count == 0) {
-    dequeue(remote);
+    backlog_.remove_ring(remote);
     end_burst(remote, /*drained=*/true);
-    const bool delivered = remote.taken_ == remote.delivered_.load();
-    if (remote.ending_ && remote.transfers_ == 0 && delivered) finish_loss(remote);
+    if (remote.in().is_over()) finish_loss(remote);
     return false;
   }
   count_letters(remote, entry.empty() ? static_cast<int>(hand.count) : 1);
   moved = Moved::kSomething;
   if (entry.empty() && keep) {
-    in_hand_ = &hand;
+    backlog_.keep_hand(hand);
     moved = Moved::kTaken;
   } else if (entry.empty()) {
     moved = deliver_hand(lock, hand);
@@ -184,8 +154,8 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
     start_transfer(remote, entry, alone);
   } else if (all) {
     moved = deliver(lock, remote, alone);
-  } else if (alone.reply && !remote.joining_) {
-    ++remote.taken_;
+  } else if (alone.reply && !remote.in().joining) {
+    ++remote.in().taken;
     const Delivery delivery(*this, remote, nullptr, 1);
     moved = deliver(lock, remote, alone);
   } else {
@@ -198,20 +168,18 @@ bool ShmEndpoint::take_letters(Lock& lock, ShmRemote& remote, Serve serve, Handf
 
 // So many were taken.
 void ShmEndpoint::count_letters(ShmRemote& remote, int letters) {
-  since_slice_ += static_cast<unsigned>(letters);
-  in_a_row_ = std::exchange(last_, &remote) == &remote ? in_a_row_ + letters : letters;
-  if (!remote.reader_) return;  // it was broken off
-  if (in_a_row_ >= kLettersUntilWatched && watched_ != &remote) set_watched(&remote);
-  remote.burst_ += letters;
-  if (!remote.reader_->has_letter() && !remote.ending_) {
+  pace_.count_letters(letters);
+  const bool is_busiest = watched_.count_letters(remote, letters);
+  if (!remote.in().reader) return;  // it was broken off
+  if (is_busiest) set_watched(&remote);
+  remote.in().burst += letters;
+  if (!remote.in().reader->has_letter() && !remote.in().ending) {
     // Looked at after its bit was cleared: what is written from now on is knocked for, or is seen
     // in the ring that is watched.
-    dequeue(remote);
+    backlog_.remove_ring(remote);
     end_burst(remote, /*drained=*/true);
-  } else if (remote.burst_ >= kBurst) {
-    remote.burst_ = 0;
-    ready_.pop_front();
-    ready_.push_back(&remote);
+  } else if (remote.in().burst >= kBurst) {
+    backlog_.end_turn(remote);
     end_burst(remote, /*drained=*/false);
   }
 }
@@ -223,7 +191,7 @@ ShmEndpoint::Moved ShmEndpoint::arrive(ShmRemote& remote, const PlainLetter& let
 ShmEndpoint::Moved ShmEndpoint::deliver_hand(Lock& lock, Handful& hand) {
   ShmRemote& remote = *hand.remote;
   const bool replies = hand.letters[0].reply;
-  if (replies) remote.taken_ += hand.count;
+  if (replies) remote.in().taken += hand.count;
   lock.unlock();
   Moved moved = Moved::kSomething;
   const Delivery delivery(*this, remote, &hand, replies ? hand.count : 0);
@@ -258,18 +226,17 @@ void Delivery::finish_from(Delivery* delivery) {
 // consistent either this thread sees that the remote is lost, or whoever takes its last letter sees
 // that these were delivered.
 void ShmEndpoint::count_delivered(ShmRemote& remote, std::uint32_t replies) {
-  remote.delivered_.fetch_add(replies);
+  remote.in().delivered.fetch_add(replies);
   if (!remote.lost_.load()) return;
   {
     const Lock lock(mutex_);
-    enqueue(remote);
+    backlog_.add_ring(remote);
   }
-  ring_service();
+  bell_.ring_service_once();
 }
 
-// The turn has changed: what its last owner has not begun with comes first.
-void ShmEndpoint::take_over_hand() {
-  Handful* const hand = std::exchange(in_hand_, nullptr);
+void Backlog::take_over_hand() {
+  Handful* const hand = std::exchange(hand_, nullptr);
   if (!hand) return;
   const std::uint32_t first = hand->next.exchange(Handful::kClosed);
   for (std::uint32_t i = hand->count; i > first; --i) {
@@ -285,9 +252,10 @@ void ShmEndpoint::take_over_hand() {
 // Some letters were taken: the writer may wait for room. And a knock may mean that it has given
 // back what we lent, or has read what we wrote.
 void ShmEndpoint::end_burst(ShmRemote& remote, bool drained) {
-  if (remote.reader_ && remote.reader_->writer_is_blocked(drained)) remote.bell_->knock(false);
+  if (remote.in().reader && remote.in().reader->writer_is_blocked(drained))
+    remote.bell_->knock(false);
   if (remote.look_at_sent()) push_task({.type = Task::Type::kRoom, .remote = &remote});
-  if (!remote.stalled_.empty()) [[unlikely]]
+  if (!remote.in().stalled.empty()) [[unlikely]]
     retry_stalled(remote);
 }
 

@@ -20,6 +20,44 @@ std::uint64_t note_number(const Id& id) {
   return number;
 }
 
+ShmRemote* Connections::find(const Id& id) const {
+  const auto found = remotes_.find(id);
+  return found != remotes_.end() ? found->second.get() : nullptr;
+}
+
+ShmRemote& Connections::add(ShmEndpoint& owner, const Address& address, const ProcessInfo& info) {
+  const std::uint32_t number = next_number_++;
+  auto& place = remotes_[address.id];
+  place = std::make_unique<ShmRemote>(owner, address, info, number);
+  slots_[number % Doorbell::kSlots].push_back(place.get());
+  return *place;
+}
+
+void Connections::clear_bit(ShmRemote& remote) {
+  std::erase(slots_[remote.number() % Doorbell::kSlots], &remote);
+}
+
+ShmRemote* Connections::owner(const Peer* peer) const {
+  const auto found = owners_.find(peer);
+  return found != owners_.end() ? found->second : nullptr;
+}
+
+void Connections::end_dialing() {
+  if (--dialing_ == 0) early_.clear();
+}
+
+void Connections::keep_early(Event event) {
+  if (dialing_ != 0) early_.push_back(std::move(event));
+}
+
+std::vector<Event> Connections::take_early() {
+  std::vector<Event> taken;
+  for (Event& event : std::exchange(early_, {})) {
+    (owner(event.peer.get()) ? taken : early_).push_back(std::move(event));
+  }
+  return taken;
+}
+
 class ShmEndpoint::LinkAlarm final : public Alarm {
  public:
   LinkAlarm(ShmEndpoint& owner, const std::shared_ptr<Peer>& peer) : owner_(owner), peer_(peer) {}
@@ -33,19 +71,18 @@ class ShmEndpoint::LinkAlarm final : public Alarm {
 };
 
 void ShmEndpoint::happen(Event event) noexcept {
-  events_.lock()->push_back(std::move(event));
-  has_events_.store(true);
+  events_.add(std::move(event));
   // Both: the thread that serves may stand in a call, and what happened may be memory that somebody
   // waits for.
-  bell().ring_service(rung_);
-  ring(bell().waiters, 1);
+  bell_.ring_service();
+  ring(bell_->waiters, 1);
 }
 
 // Descriptors could not be passed: the other side's watch thread is behind.
 void ShmEndpoint::retry_soon(ShmRemote& remote) {
   call_at(Clock::now() + std::chrono::milliseconds(1), [this, &remote] {
     const Lock lock(mutex_);
-    enqueue(remote);
+    backlog_.add_ring(remote);
   });
 }
 
@@ -62,9 +99,8 @@ transport::Remote& ShmEndpoint::remote(const Address& address) {
   require_home();
   {
     const Lock lock(mutex_);
-    const auto found = remotes_.find(address.id);
-    if (found != remotes_.end()) return *found->second;
-    ++dialing_;
+    if (ShmRemote* const known = connections_.find(address.id)) return *known;
+    connections_.begin_dialing();
   }
   std::shared_ptr<Peer> peer;
   ProcessInfo info;
@@ -74,64 +110,47 @@ transport::Remote& ShmEndpoint::remote(const Address& address) {
                         Deadline::after(options_.connect_timeout));
   } catch (...) {
     const Lock lock(mutex_);
-    if (--dialing_ == 0) early_.clear();
+    connections_.end_dialing();
     throw;
   }
   const Lock lock(mutex_);
-  const auto found = remotes_.find(address.id);
   // It may have dialed at the same time, or another thread has: then there are two connections, and
   // both are good.
-  ShmRemote& remote = found != remotes_.end() ? *found->second : make_remote(address, info);
+  ShmRemote* const known = connections_.find(address.id);
+  ShmRemote& remote = known ? *known : connections_.add(*this, address, info);
   attach(remote, peer);
-  if (--dialing_ == 0) early_.clear();
+  connections_.end_dialing();
   return remote;
 }
 
-ShmRemote& ShmEndpoint::make_remote(const Address& address, const ProcessInfo& info) {
-  const std::uint32_t number = next_number_++;
-  auto& place = remotes_[address.id];
-  place = std::make_unique<ShmRemote>(*this, address, info, number);
-  slots_[number % Doorbell::kSlots].push_back(place.get());
-  return *place;
-}
-
 void ShmEndpoint::attach(ShmRemote& remote, const std::shared_ptr<Peer>& peer) {
-  if (remote.ending_) return fabric_.forget({peer});
+  if (remote.in().ending) return fabric_.forget({peer});
   auto alarm = std::make_shared<LinkAlarm>(*this, peer);
   {
     const std::scoped_lock send_lock(remote.send_mutex_);
     remote.links_.push_back({peer, alarm});
   }
-  owners_[peer.get()] = &remote;
+  connections_.set_owner(peer.get(), remote);
   // In this order: whoever knows the doorbell can wake whom it is for.
   const bool told = (!descriptors_ || peer->try_note(static_cast<std::uint64_t>(NoteType::kWaker),
                                                      0, descriptors_->waker())) &&
-                    peer->try_note(static_cast<std::uint64_t>(NoteType::kBell), control_->size(),
-                                   control_fd_.get(), note_id(remote.number_));
+                    peer->try_note(static_cast<std::uint64_t>(NoteType::kBell), bell_.bytes(),
+                                   bell_.fd(), note_id(remote.number()));
   if (!told) break_off(remote, "takes nothing over its connection");
   peer->subscribe(alarm);
-  for (Event& event : std::exchange(early_, {})) {
-    if (owners_.contains(event.peer.get())) {
-      take_event(event);
-    } else {
-      early_.push_back(std::move(event));
-    }
-  }
+  for (Event& event : connections_.take_early()) take_event(event);
 }
 
 void ShmEndpoint::take_events() {
-  has_events_.store(false);
-  std::vector<Event> events = std::exchange(*events_.lock(), {});
-  for (Event& event : events) take_event(event);
+  for (Event& event : events_.take()) take_event(event);
 }
 
 void ShmEndpoint::take_event(Event& event) {
   if (event.type == Event::Type::kDialed) {
     const Address address = Address::decode(event.text);
-    const auto found = remotes_.find(address.id);
-    if (found != remotes_.end()) return attach(*found->second, event.peer);
-    ShmRemote& remote = make_remote(address, event.peer->info());
-    remote.joining_ = true;
+    if (ShmRemote* const known = connections_.find(address.id)) return attach(*known, event.peer);
+    ShmRemote& remote = connections_.add(*this, address, event.peer->info());
+    remote.in().joining = true;
     push_task({.type = Task::Type::kJoined, .remote = &remote});
     return attach(remote, event.peer);
   }
@@ -145,12 +164,9 @@ void ShmEndpoint::take_event(Event& event) {
                                      concat(event.remote->name(), " was cut off by this process")));
   }
   if (!event.peer) return;
-  const auto owner = owners_.find(event.peer.get());
-  if (owner == owners_.end()) {
-    if (dialing_ != 0) early_.push_back(std::move(event));
-    return;
-  }
-  ShmRemote& remote = *owner->second;
+  ShmRemote* const owner = connections_.owner(event.peer.get());
+  if (!owner) return connections_.keep_early(std::move(event));
+  ShmRemote& remote = *owner;
   if (event.type == Event::Type::kLost) {
     const auto why = event.peer->loss();
     return lose(remote,
@@ -191,21 +207,21 @@ void ShmEndpoint::take_note(ShmRemote& remote, Event& event) {
     bell.waker = std::move(event.fd);
     bell.rung.waker = bell.waker.get();
   } else if (type == NoteType::kRing) {
-    if (remote.reader_ || remote.ending_) {
+    if (remote.in().reader || remote.in().ending) {
       fail(ErrorKind::kInvalidArgument, "a second ring of messages");
     }
-    remote.reader_ = std::make_shared<RingReader>(adopt_mapping(std::move(event.fd), bytes));
+    remote.in().reader = std::make_shared<RingReader>(adopt_mapping(std::move(event.fd), bytes));
     remote.probe();
-    enqueue(remote);
+    backlog_.add_ring(remote);
   } else if (type == NoteType::kSegment) {
-    auto& segment = remote.segments_[number];
+    auto& segment = remote.in().segments[number];
     if (segment.bytes != 0) fail(ErrorKind::kInvalidArgument, "a second segment ", number);
-    if (remote.segments_.size() > 4096) fail(ErrorKind::kInvalidArgument, "too many segments");
+    if (remote.in().segments.size() > 4096) fail(ErrorKind::kInvalidArgument, "too many segments");
     segment.fd = std::move(event.fd);
     segment.bytes = bytes;
     retry_stalled(remote);
   } else if (type == NoteType::kDrop) {
-    remote.segments_.erase(number);
+    remote.in().segments.erase(number);
   } else {
     fail(ErrorKind::kInvalidArgument, "a note of unknown type ", event.frame.segment);
   }

@@ -1,13 +1,14 @@
-// The shared-memory endpoint: its making and its end, time, memory. Its other parts:
+// The shared-memory endpoint: its making and its end, time, memory. What it does elsewhere:
 //   shm_connections.cpp  who is connected; what the watch thread tells
 //   shm_threads.cpp      who polls, who sleeps, who is woken
 //   shm_remote.cpp       what is sent
-//   shm_arrivals.cpp     what arrives; shm_transfers.cpp: large letters; shm_losses.cpp: what is
-//   lost
+//   shm_arrivals.cpp     what arrives
+//   shm_transfers.cpp    large letters that arrive
+//   shm_losses.cpp       what is lost
 #include "transport/shm/shm_endpoint.h"
 
 #include <algorithm>
-#include <new>
+#include <set>
 
 #include "base/error.h"
 #include "base/loop.h"
@@ -34,13 +35,10 @@ ShmEndpoint::ShmEndpoint(transport::Inbox& inbox, const ShmEndpointOptions& opti
       fabric_(Fabric::instance()),
       address_{Id::random(), fabric_.self().encode()},
       probe_(random_u64()),
-      wait_spins_(letter_spins()),
-      serve_spins_(letter_spins()) {
-  std::tie(control_, control_fd_) = make_mapping(sizeof(Doorbell), "doorbell");
-  new (control_->data()) Doorbell{};
+      spins_(letter_spins()) {
   if (options.descriptors) {
     descriptors_ = std::make_unique<Descriptors>();
-    rung_.waker = descriptors_->waker();
+    bell_.wake_by(descriptors_->waker());
   }
   heap_.lock()->arena.emplace(
       Arena::Hooks{.next_id = [next = SegmentId{1}]() mutable { return next++; },
@@ -51,7 +49,7 @@ ShmEndpoint::ShmEndpoint(transport::Inbox& inbox, const ShmEndpointOptions& opti
                          const std::uint64_t left = memory_state().headroom();
                          return left - std::min(left, kLetterReserve);
                        }});
-  if (options.service_thread) start_servants();
+  if (options.service_thread) servants_.start([this](std::uint64_t turn) { serve(turn); });
   try {
     fabric_.open_door(address_.id,
                       [this](const std::shared_ptr<Peer>& peer, const std::string& text) {
@@ -73,7 +71,7 @@ ShmEndpoint::~ShmEndpoint() {
   fabric_.close_door(address_.id);
   stop_servants();
   std::vector<std::shared_ptr<Peer>> peers;
-  for (const auto& [id, remote] : remotes_) {
+  for (const auto& [id, remote] : connections_.remotes()) {
     for (const auto& link : remote->links_) peers.push_back(link.peer);
   }
   {
@@ -85,16 +83,16 @@ ShmEndpoint::~ShmEndpoint() {
   fabric_.hang_up(peers);
   // What the remotes have not read is theirs to read; whoever sent it is told.
   const Error closed(ErrorKind::kPeerLost, "the endpoint was closed");
-  for (const auto& [id, remote] : remotes_) {
+  for (const auto& [id, remote] : connections_.remotes()) {
     if (remote->writer_) remote->writer_.layout().revoked.store(1);
-    for (auto& loan : remote->loans_) {
+    for (Loan& loan : remote->loans_.all()) {
       if (loan.on_sent) loan.on_sent(&closed);
     }
   }
-  const auto tell = [&](auto& sent) {
+  const auto tell = [&](SentList& sent) {
     for (auto& [on_sent, received] : sent) on_sent(received ? nullptr : &closed);
   };
-  for (Task& task : tasks_) tell(task.sent);
+  for (Task& task : backlog_.tasks()) tell(task.sent);
   auto events = events_.lock();
   for (Event& event : *events) tell(event.sent);
 }
@@ -111,49 +109,19 @@ void ShmEndpoint::require_home() const {
 transport::Endpoint::TimerId ShmEndpoint::call_at(Clock::time_point when,
                                                   std::function<void()> function) {
   require_home();
-  TimerId id = 0;
-  {
-    auto timers = timers_.lock();
-    id = timers->next++;
-    timers->queue.emplace(std::pair(when, id), std::move(function));
-    timers->times[id] = when;
-    next_timer_.store(timers->queue.begin()->first.first.time_since_epoch().count());
-  }
+  const TimerId id = timers_.add(when, std::move(function));
   // The thread that serves may sleep longer than that.
-  bell().ring_service(rung_);
+  bell_.ring_service();
   return id;
 }
 
 bool ShmEndpoint::cancel(TimerId id) {
   require_home();
-  auto timers = timers_.lock();
-  const auto found = timers->times.find(id);
-  if (found == timers->times.end()) return false;
-  timers->queue.erase({found->second, id});
-  timers->times.erase(found);
-  return true;
-}
-
-Deadline ShmEndpoint::next_timer() {
-  auto timers = timers_.lock();
-  if (timers->queue.empty()) return Deadline::never();
-  return Deadline::at(timers->queue.begin()->first.first);
+  return timers_.cancel(id);
 }
 
 bool ShmEndpoint::run_timers(Lock& lock) {
-  std::function<void()> function;
-  {
-    auto timers = timers_.lock();
-    const auto next = timers->queue.begin();
-    if (next != timers->queue.end() && next->first.first <= Clock::now()) {
-      function = std::move(next->second);
-      timers->times.erase(next->first.second);
-      timers->queue.erase(next);
-    }
-    next_timer_.store(timers->queue.empty()
-                          ? INT64_MAX
-                          : timers->queue.begin()->first.first.time_since_epoch().count());
-  }
+  const std::function<void()> function = timers_.take_due();
   if (!function) return false;
   lock.unlock();
   function();
@@ -167,16 +135,16 @@ ShmEndpointStats ShmEndpoint::stats() {
   require_home();
   ShmEndpointStats stats;
   const Lock lock(mutex_);
-  for (const auto& [id, remote] : remotes_) {
-    if (!remote->told_) ++stats.remotes;
+  for (const auto& [id, remote] : connections_.remotes()) {
+    if (!remote->in().told) ++stats.remotes;
     const std::scoped_lock send_lock(remote->send_mutex_);
     remote->collect();
-    stats.lent_bytes += remote->lent_bytes_;
+    stats.lent_bytes += remote->loans_.lent_bytes();
   }
   auto heap = heap_.lock();
-  sweep_limbo(*heap);
+  heap->sweep();
   stats.heap_bytes = heap->arena->mapped_bytes();
-  for (const Limbo& limbo : heap->limbo) stats.limbo_loans += limbo.blocks.size();
+  for (const LentHeap::Limbo& limbo : heap->limbo) stats.limbo_loans += limbo.blocks.size();
   return stats;
 }
 
@@ -194,17 +162,17 @@ std::size_t ShmEndpoint::trim() {
   const Lock lock(mutex_);
   std::set<SegmentId> after;
   std::size_t bytes = 0;
-  for (const auto& [id, remote] : remotes_) {
+  for (const auto& [id, remote] : connections_.remotes()) {
     const std::scoped_lock send_lock(remote->send_mutex_);
     remote->collect();
   }
   {
     auto heap = heap_.lock();
-    sweep_limbo(*heap);
+    heap->sweep();
     bytes = heap->arena->trim();
     heap->arena->for_each_segment([&](SegmentId id, const Segment&) { after.insert(id); });
   }
-  for (const auto& [id, known] : remotes_) {
+  for (const auto& [id, known] : connections_.remotes()) {
     ShmRemote& remote = *known;
     const std::scoped_lock send_lock(remote.send_mutex_);
     std::erase_if(remote.passed_, [&](SegmentId segment) {

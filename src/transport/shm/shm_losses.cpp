@@ -7,26 +7,26 @@ namespace convoy::shm {
 
 // What it sent before still arrives; then finish_loss().
 void ShmEndpoint::lose(ShmRemote& remote, const Error& why) {
-  if (remote.ending_) return;
-  remote.ending_ = true;
-  remote.why_ = why;
+  if (remote.in().ending) return;
+  remote.in().ending = true;
+  remote.in().why = why;
   remote.lost_.store(true);
   // Segments that have not come will not. What is complete has arrived.
-  for (auto& transfer : std::exchange(remote.stalled_, {})) {
+  for (auto& transfer : std::exchange(remote.in().stalled, {})) {
     if (transfer->placed && transfer->can_go_on()) {
       go_on(std::move(transfer));
     } else {
-      --remote.transfers_;
+      --remote.in().transfers;
     }
   }
-  enqueue(remote);
-  ring_service();
+  backlog_.add_ring(remote);
+  bell_.ring_service_once();
 }
 
 void ShmEndpoint::drop_reader(ShmRemote& remote) {
-  if (last_ == &remote) last_ = nullptr;
-  if (watched_ == &remote) set_watched(nullptr);
-  remote.reader_.reset();
+  watched_.end_row_of(remote);
+  if (watched_.remote() == &remote) set_watched(nullptr);
+  remote.in().reader.reset();
 }
 
 void ShmEndpoint::break_off(ShmRemote& remote, const std::string& what) {
@@ -39,18 +39,18 @@ void ShmEndpoint::break_off(ShmRemote& remote, const std::string& what) {
 }
 
 void ShmEndpoint::finish_loss(ShmRemote& remote) {
-  if (remote.told_) return;
-  remote.told_ = true;
+  if (remote.in().told) return;
+  remote.in().told = true;
   drop_reader(remote);
-  remote.segments_.clear();
-  std::erase(slots_[remote.number_ % Doorbell::kSlots], &remote);
+  remote.in().segments.clear();
+  connections_.clear_bit(remote);
   std::vector<std::shared_ptr<Peer>> gone;
   Task task{.type = Task::Type::kLost, .remote = &remote};
   {
     const std::scoped_lock send_lock(remote.send_mutex_);
     bool alive = false;
     for (auto& link : remote.links_) {
-      owners_.erase(link.peer.get());
+      connections_.end(link.peer.get());
       alive |= liveness_by(link.peer->pidfd()) != Liveness::kDead;
       gone.push_back(std::move(link.peer));
     }
@@ -64,41 +64,39 @@ void ShmEndpoint::finish_loss(ShmRemote& remote) {
 }
 
 // Of a remote that is lost: what it cannot read any more is free.
-std::vector<std::pair<transport::Sent, bool>> ShmEndpoint::take_loans(
-    ShmRemote& remote, const std::shared_ptr<Peer>& alive) {
-  std::vector<std::pair<transport::Sent, bool>> sent;
-  Limbo limbo{.ring = remote.writer_.mapping(), .peer = alive, .blocks = {}};
+SentList ShmEndpoint::take_loans(ShmRemote& remote, const std::shared_ptr<Peer>& alive) {
+  SentList sent;
+  LentHeap::Limbo limbo{.ring = remote.writer_.mapping(), .peer = alive, .blocks = {}};
   auto heap = heap_.lock();
-  for (std::size_t i = 0; i < remote.loans_.size(); ++i) {
-    auto& loan = remote.loans_[i];
-    if (loan.state != ShmRemote::Loan::State::kLent)
-      continue;  // one that is being filled: its sender finds out
+  const std::span<Loan> loans = remote.loans_.all();
+  for (std::size_t i = 0; i < loans.size(); ++i) {
+    Loan& loan = loans[i];
+    if (loan.state != Loan::State::kLent) continue;  // being filled: its sender finds out
     if (loan.on_sent) sent.emplace_back(std::move(loan.on_sent), false);
     if (loan.block && alive) {
       limbo.blocks.emplace(static_cast<std::uint16_t>(i), loan.block);
     } else if (loan.block) {
       heap->arena->free(loan.block);
     }
-    remote.lent_bytes_ -= loan.bytes;
-    loan = {};
+    remote.loans_.free(loan);
   }
   if (!limbo.blocks.empty()) heap->limbo.push_back(std::move(limbo));
-  sweep_limbo(*heap);
+  heap->sweep();
   return sent;
 }
 
-void ShmEndpoint::sweep_limbo(Heap& heap) {
-  std::erase_if(heap.limbo, [&](Limbo& limbo) {
-    const bool dead = liveness_by(limbo.peer->pidfd()) == Liveness::kDead;
-    const auto& layout = *reinterpret_cast<const RingLayout*>(limbo.ring->data());
-    std::erase_if(limbo.blocks, [&](const auto& entry) {
+void LentHeap::sweep() {
+  std::erase_if(limbo, [&](Limbo& loans) {
+    const bool dead = liveness_by(loans.peer->pidfd()) == Liveness::kDead;
+    const auto& layout = *reinterpret_cast<const RingLayout*>(loans.ring->data());
+    std::erase_if(loans.blocks, [&](const auto& entry) {
       const auto [loan, block] = entry;
       const bool released = (layout.released[loan / 64].load() >> loan % 64 & 1) != 0;
       if (!dead && !released) return false;
-      heap.arena->free(block);
+      arena->free(block);
       return true;
     });
-    return limbo.blocks.empty();
+    return loans.blocks.empty();
   });
 }
 

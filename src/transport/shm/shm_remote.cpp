@@ -70,7 +70,7 @@ void ShmRemote::cut() noexcept {
     const std::scoped_lock lock(send_mutex_);
     for (const auto& link : links_) link.peer->send_bye();
   }
-  owner_.happen({.type = ShmEndpoint::Event::Type::kCut, .remote = this});
+  owner_.happen({.type = Event::Type::kCut, .remote = this});
 }
 
 SendResult ShmRemote::try_send(const Letter& letter, Sent on_sent) {
@@ -128,7 +128,7 @@ bool ShmRemote::make_ring() {
   }
   made.close_descriptor();
   writer_ = std::move(made);
-  loans_.resize(RingLayout::kLoans);
+  loans_.make();
   return true;
 }
 
@@ -160,32 +160,30 @@ void ShmRemote::write_entry(std::span<std::byte> to, const Letter& letter, const
 // Announces that this side waits for room, so that the reader knocks; send_mutex_ is held. What
 // came free meanwhile is found by the next look.
 void ShmRemote::refuse(std::size_t ring_bytes, std::size_t loan_bytes) {
-  refused_ = true;
+  refused_.any = true;
   to_look_.store(true);
-  refused_ring_ = std::max(refused_ring_, ring_bytes);
-  refused_loan_ = std::max(refused_loan_, loan_bytes);
+  refused_.ring_bytes = std::max(refused_.ring_bytes, ring_bytes);
+  refused_.loan_bytes = std::max(refused_.loan_bytes, loan_bytes);
   if (writer_) writer_.layout().blocked.store(1);
 }
 
 bool ShmRemote::has_room() {
   if (!writer_) return !links_.empty();
   // More than what was refused: or there would be a call for every letter.
-  if (writer_.free_bytes() < std::max(2 * refused_ring_, RingLayout::kCapacity / 2)) return false;
-  if (refused_loan_ == 0) return true;
+  if (writer_.free_bytes() < std::max(2 * refused_.ring_bytes, RingLayout::kCapacity / 2))
+    return false;
+  if (refused_.loan_bytes == 0) return true;
   collect();
-  return lent_bytes_ + refused_loan_ <= owner_.options_.quota &&
-         std::any_of(loans_.begin(), loans_.end(),
-                     [](const Loan& loan) { return loan.state == Loan::State::kFree; });
+  return loans_.lent_bytes() + refused_.loan_bytes <= owner_.options_.quota && loans_.has_free();
 }
 
 bool ShmRemote::look_at_sent() {
   if (!to_look_.load()) return false;
   const std::scoped_lock lock(send_mutex_);
-  if (writer_ && lent_bytes_ != 0) collect();
-  if (!refused_ && lent_bytes_ == 0) to_look_.store(false);
-  if (!refused_ || !has_room()) return false;
-  refused_ = false;
-  refused_ring_ = refused_loan_ = 0;
+  if (writer_ && loans_.lent_bytes() != 0) collect();
+  if (!refused_.any && loans_.lent_bytes() == 0) to_look_.store(false);
+  if (!refused_.any || !has_room()) return false;
+  refused_ = {};
   if (writer_) writer_.layout().blocked.store(0);
   return true;
 }
@@ -245,7 +243,7 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
     if (plan.block_bytes != 0) {
       {
         auto heap = owner_.heap_.lock();
-        owner_.sweep_limbo(*heap);
+        heap->sweep();
         const auto piece = heap->arena->allocate(plan.first_piece() + plan.block_bytes);
         plan.block = piece.location;
         block = piece.data;
@@ -286,12 +284,12 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
   }
   write_entry(to, letter, plan);
   if (plan.loan >= 0) {
-    Loan& loan = loans_[static_cast<std::size_t>(plan.loan)];
+    Loan& loan = loans_.at(plan.loan);
     loan.state = plan.streams() ? Loan::State::kStreaming : Loan::State::kLent;
     if (!plan.streams()) loan.block = plan.block;
   }
   if (plan.direct_loan >= 0) {
-    Loan& loan = loans_[static_cast<std::size_t>(plan.direct_loan)];
+    Loan& loan = loans_.at(plan.direct_loan);
     loan.state = Loan::State::kLent;
     loan.on_sent = std::exchange(on_sent, nullptr);
   }
@@ -310,7 +308,7 @@ SendResult ShmRemote::send_large(const Letter& letter, const Plan& planned, Sent
 // The loan was not free until now, whatever has happened to the other side; send_mutex_ is held.
 void ShmRemote::end_stream(const Plan& plan, const Mapping& ring,
                            const std::shared_ptr<Peer>& peer) {
-  Loan& loan = loans_[static_cast<std::size_t>(plan.loan)];
+  Loan& loan = loans_.at(plan.loan);
   if (writer_ && !loan.given_back) {
     loan.state = Loan::State::kLent;
     loan.block = plan.block;
@@ -321,11 +319,10 @@ void ShmRemote::end_stream(const Plan& plan, const Mapping& ring,
   } else {
     // The remote is gone. It may be read for as long as the other process lives.
     heap->limbo.push_back({ring, peer, {{static_cast<std::uint16_t>(plan.loan), plan.block}}});
-    owner_.sweep_limbo(*heap);
+    heap->sweep();
   }
-  lent_bytes_ -= loan.bytes;
-  loan = {};
-  if (refused_ && !lost()) owner_.retry_soon(*this);  // who waits for room was not told
+  loans_.free(loan);
+  if (refused_.any && !lost()) owner_.retry_soon(*this);  // who waits for room was not told
 }
 
 // Without the lock: copies while the receiver does.
@@ -351,20 +348,10 @@ void ShmRemote::stream(const Letter& letter, const Plan& plan, std::byte* block)
 
 bool ShmRemote::reserve_loans(Plan& plan) {
   collect();
-  if (lent_bytes_ + plan.loaned_bytes() > owner_.options_.quota) return false;
-  const auto reserve = [&](std::size_t bytes) {
-    const auto free = std::find_if(loans_.begin(), loans_.end(), [](const Loan& loan) {
-      return loan.state == Loan::State::kFree;
-    });
-    if (free == loans_.end()) return -1;
-    free->state = Loan::State::kFilling;
-    free->bytes = bytes;
-    lent_bytes_ += bytes;
-    to_look_.store(true);
-    return static_cast<int>(free - loans_.begin());
-  };
-  if (plan.lent_bytes != 0) plan.loan = reserve(plan.lent_bytes);
-  if (plan.direct_bytes != 0) plan.direct_loan = reserve(plan.direct_bytes);
+  if (loans_.lent_bytes() + plan.loaned_bytes() > owner_.options_.quota) return false;
+  if (plan.lent_bytes != 0) plan.loan = loans_.reserve(plan.lent_bytes);
+  if (plan.direct_bytes != 0) plan.direct_loan = loans_.reserve(plan.direct_bytes);
+  if (plan.loan >= 0 || plan.direct_loan >= 0) to_look_.store(true);
   if ((plan.loan >= 0) == (plan.lent_bytes != 0) &&
       (plan.direct_loan >= 0) == (plan.direct_bytes != 0)) {
     return true;
@@ -376,9 +363,7 @@ bool ShmRemote::reserve_loans(Plan& plan) {
 void ShmRemote::drop_loans(Plan& plan) {
   for (int* const number : {&plan.loan, &plan.direct_loan}) {
     if (*number < 0) continue;
-    Loan& loan = loans_[static_cast<std::size_t>(std::exchange(*number, -1))];
-    lent_bytes_ -= loan.bytes;
-    loan = {};
+    loans_.free(loans_.at(std::exchange(*number, -1)));
   }
   if (plan.block) owner_.heap_.lock()->arena->free(plan.block);
   plan.block = {};
@@ -398,30 +383,28 @@ bool ShmRemote::pass_segment(SegmentId id) {
 
 void ShmRemote::collect() {
   if (!writer_) return;
-  std::vector<std::pair<Sent, bool>> sent;
+  SentList sent;
   RingLayout& layout = writer_.layout();
   for (std::size_t w = 0; w < layout.released.size(); ++w) {
     if (layout.released[w].load(std::memory_order_relaxed) == 0) continue;
     for (std::uint64_t set = layout.released[w].exchange(0); set != 0; set &= set - 1) {
-      Loan& loan = loans_[64 * w + static_cast<std::size_t>(std::countr_zero(set))];
+      Loan& loan = loans_.at(64 * static_cast<int>(w) + std::countr_zero(set));
       if (loan.state == Loan::State::kStreaming && !loan.given_back) {
         loan.given_back = true;
         continue;
       }
       if (loan.state != Loan::State::kLent) {
-        owner_.happen({.type = ShmEndpoint::Event::Type::kCut,
-                       .text = "gave back what was not lent",
-                       .remote = this});
+        owner_.happen(
+            {.type = Event::Type::kCut, .text = "gave back what was not lent", .remote = this});
         continue;
       }
       if (loan.block) owner_.heap_.lock()->arena->free(loan.block);
       if (loan.on_sent) sent.emplace_back(std::move(loan.on_sent), true);
-      lent_bytes_ -= loan.bytes;
-      loan = {};
+      loans_.free(loan);
     }
   }
   if (sent.empty()) return;
-  owner_.happen({.type = ShmEndpoint::Event::Type::kSent, .remote = this, .sent = std::move(sent)});
+  owner_.happen({.type = Event::Type::kSent, .remote = this, .sent = std::move(sent)});
 }
 
 }  // namespace convoy::shm

@@ -1,8 +1,6 @@
 // The shared-memory endpoint: who polls, who sleeps, who is woken.
 #include "base/error.h"
-#include "base/log.h"
 #include "base/loop.h"
-#include "base/thread.h"
 #include "os/quick_clock.h"
 #include "transport/shm/shm_endpoint_impl.h"
 
@@ -18,15 +16,10 @@ constinit thread_local Serving serving_here;
 
 // A sleep that was no longer than this, two wake-ups included, would have been a short spin.
 constexpr auto kShortSleep = std::chrono::microseconds(200);
-// How often one looks who lingers, and after how many looks in vain it ends.
+// How often one looks who lingers.
 constexpr auto kMoment = std::chrono::microseconds(100);
-constexpr int kQuietMoments = 3;
 // What it takes at most of what comes meanwhile.
 constexpr int kInPassing = 64;
-// So many times in a row somebody was in wait() without a sleep.
-constexpr unsigned kWaitsUntilLingering = 16;
-// And all of them within so much.
-constexpr auto kBusyTime = std::chrono::milliseconds(2);
 
 // The thread that is waited for may be on this core's queue: it was woken by this one, perhaps.
 // Linux leaves two threads that yield to each other where they are, for half a second if need be:
@@ -40,7 +33,6 @@ thread_local int long_yields = 0;  // in a row
 // yielded after all of them, some milliseconds later each time; whoever sleeps runs as soon as it
 // is woken. So threads of this endpoint do not spin for some time.
 constexpr auto kLongestYield = std::chrono::microseconds(500);
-constexpr auto kTimeWithoutSpins = std::chrono::milliseconds(20);
 
 // False: others want the core.
 bool relax(int spin) noexcept {
@@ -77,135 +69,40 @@ Deadline earlier(const Deadline& a, const Deadline& b) {
 
 }  // namespace
 
-bool ShmEndpoint::core_is_wanted() noexcept {
-  const Clock::rep until = no_spins_until_.load(std::memory_order_relaxed);
-  if (until == 0) return false;
-  if (QuickClock::now().time_since_epoch().count() < until) return true;
-  no_spins_until_.store(0, std::memory_order_relaxed);
-  return false;
-}
-
-void ShmEndpoint::leave_core() noexcept {
-  const auto until = QuickClock::now() + kTimeWithoutSpins;
-  no_spins_until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
-}
-
-bool ShmEndpoint::timer_is_due() const noexcept {
-  const std::int64_t next = next_timer_.load(std::memory_order_relaxed);
-  return next != INT64_MAX && Clock::now().time_since_epoch().count() >= next;
-}
-
 bool ShmEndpoint::something(Serve serve) const noexcept {
-  if (bell().any() || has_events_.load() || ready_count_.load() != 0 ||
-      transfer_count_[1].load() != 0) {
-    return true;
-  }
-  return serve == Serve::kAll && (task_count_.load() != 0 || transfer_count_[0].load() != 0);
+  return bell_->any() || events_.any() || backlog_.any(serve);
 }
 
 // Rings are looked at by whoever waits; the thread that serves does so when nobody does.
 bool ShmEndpoint::for_service() const noexcept {
-  if (task_count_.load() != 0 || transfer_count_[0].load() != 0) return true;
+  if (backlog_.any_for_service()) return true;
   if (descriptors_ && descriptors_->any()) return true;
   return !is_attended() && something(Serve::kReplies);
 }
 
 // --- those who serve ---
 
-void ShmEndpoint::start_servants() {
-  auto servants = servants_.lock();
-  servants->threads.push_back(start_thread([this] {
-    serve(1);
-    be_servant();
-  }));
-}
-
 void ShmEndpoint::stop_servants() noexcept {
-  stopping_.store(true);
-  bell().ring_service(rung_);
-  std::vector<std::thread> threads;
-  {
-    auto servants = servants_.lock();
-    servants->stop = true;
-    threads.swap(servants->threads);
-  }
-  servants_.notify();
-  for (std::thread& thread : threads) thread.join();
-}
-
-bool ShmEndpoint::has_turn(std::uint64_t turn) const noexcept {
-  return !stopping_.load() && turn_.load(std::memory_order_relaxed) == turn;
-}
-
-// Waits for a turn that was handed over, again and again.
-void ShmEndpoint::be_servant() {
-  for (;;) {
-    std::uint64_t turn = 0;
-    {
-      auto servants = servants_.lock();
-      ++servants->idle;
-      servants.wait(Deadline::never(), [&] { return servants->stop || !servants->taken; });
-      --servants->idle;
-      if (servants->stop) return;
-      servants->taken = true;
-      turn = servants->turn;
-    }
-    serve(turn);
-  }
+  servants_.stop();
+  bell_.ring_service();
+  servants_.join();
 }
 
 void ShmEndpoint::hand_over() noexcept {
   if (!home_.is_here() || !options_.service_thread) return;
   {
     const Lock lock(mutex_);  // whoever takes letters has looked whose turn it is
-    auto servants = servants_.lock();
-    // One that was handed over and not taken yet is enough.
-    if (servants->stop || !servants->taken) return;
-    if (servants->idle == 0) {
-      try {
-        servants->threads.push_back(start_thread([this] { be_servant(); }));
-      } catch (const std::exception& error) {
-        // This thread goes on serving when its call returns.
-        log_warn("an endpoint could not hand over to another thread: ", error.what());
-        return;
-      }
-    }
-    servants->taken = false;
-    turn_.store(++servants->turn);
+    if (!servants_.offer_turn()) return;
   }
-  servants_.notify();
+  servants_.announce_turn();
   // If it was idle after all.
-  bell().ring_service(rung_);
+  bell_.ring_service();
 }
 
 // Before this thread sleeps, here or at another endpoint.
 void ShmEndpoint::hand_over_here() noexcept {
   const auto [endpoint, turn] = serving_here;
-  if (endpoint && endpoint->has_turn(turn)) endpoint->hand_over();
-}
-
-// While threads come to wait() again and again, each of them only for a moment, nobody has to be
-// woken for a reply that comes in between: the thread that serves *lingers*, which is to sleep for
-// a moment at a time and to look.
-void ShmEndpoint::begin_to_linger() noexcept {
-  if (!linger_asked_.exchange(false)) return;
-  visits_seen_ = visits_.load(std::memory_order_relaxed);
-  quiet_ = 0;
-  bell().lingers.exchange(1);
-  lingering_.store(true);
-}
-
-void ShmEndpoint::end_lingering() noexcept {
-  const std::uint64_t visits = visits_.load(std::memory_order_relaxed);
-  quiet_ = visits_seen_.exchange(visits) == visits ? quiet_ + 1 : 0;
-  if (quiet_ < kQuietMoments) return;
-  lingering_.store(false);
-  if (inside_.load() != 0) {  // somebody counts on it
-    lingering_.store(true);
-    return;
-  }
-  quick_waits_.store(0, std::memory_order_relaxed);
-  bell().lingers.exchange(0);
+  if (endpoint && endpoint->servants_.has_turn(turn)) endpoint->hand_over();
 }
 
 void ShmEndpoint::nap(const Doorbell::Nap& here, const Deadline& deadline) {
@@ -231,78 +128,79 @@ void ShmEndpoint::serve(std::uint64_t turn) {
   unsigned polls = 0;
   Watch watched;
   const auto sees = [&] {
-    return watched.sees() || bell().watched.load(std::memory_order_relaxed) != watched.number;
+    return watched.sees() || bell_->watched.load(std::memory_order_relaxed) != watched.number;
   };
   Handful hand;
   {
     const Lock lock(mutex_);
-    if (has_turn(turn)) take_over_hand();
+    if (servants_.has_turn(turn)) backlog_.take_over_hand();
   }
-  while (has_turn(turn)) {
+  while (servants_.has_turn(turn)) {
     bool worked = false;
     look_at_descriptors();
     // Who lingers while others come by takes some of what they have left, or they would not come.
-    int left = lingering_.load(std::memory_order_relaxed) && quiet_ == 0 ? kInPassing : INT_MAX;
-    while (((!is_attended() && sees()) || for_service() || timer_is_due()) && left-- > 0 &&
-           has_turn(turn)) {
+    int left = lingering_.is_visited() ? kInPassing : INT_MAX;
+    while (((!is_attended() && sees()) || for_service() || timers_.is_due()) && left-- > 0 &&
+           servants_.has_turn(turn)) {
       if (descriptors_ && (descriptors_->any() || ++polls % kDescriptorsEvery == 0)) {
         look_at_descriptors();
       }
       Lock lock(mutex_);
-      if (!has_turn(turn)) break;
-      if (watched.number != bell().watched.load()) {
-        watched = {watched_ring_, watched_ ? watched_->number_ + 1 : 0};
+      if (!servants_.has_turn(turn)) break;
+      if (watched.number != bell_->watched.load()) {
+        watched = watched_.watch();
       }
       const Moved moved = poll_one(lock, Serve::kAll, &hand);
       worked |= moved != Moved::kNothing;
       if (moved == Moved::kReply) wake();
       if (moved != Moved::kTaken) continue;
       lock.unlock();
-      while (has_turn(turn)) {
+      while (servants_.has_turn(turn)) {
         const PlainLetter* const letter = hand.claim();
         if (!letter) break;
         arrive(*hand.remote, *letter);
       }
     }
-    begin_to_linger();
-    const bool lingers = lingering_.load(std::memory_order_relaxed);
+    lingering_.begin(*bell_);
+    const bool lingers = lingering_.is_on();
     const bool may_spin =
-        worked && !lingers && !is_attended() && !is_crowded() && !core_is_wanted();
-    const int spins = may_spin ? serve_spins_.spins() : 0;
+        worked && !lingers && !is_attended() && !is_crowded() && !spins_.core_is_wanted();
+    const int spins = may_spin ? spins_.serves().spins() : 0;
     bool came = false;
     bool wanted = false;
     for (int i = 0; i < spins && !came && !wanted; ++i) {
       wanted = !relax(i);
-      came = sees() || something(Serve::kAll) || (i % kTimersEvery == 0 && timer_is_due()) ||
-             !has_turn(turn);
+      came = sees() || something(Serve::kAll) || (i % kTimersEvery == 0 && timers_.is_due()) ||
+             !servants_.has_turn(turn);
     }
-    if (wanted) leave_core();
+    if (wanted) spins_.leave_core();
     if (came) {
-      if (!wanted) serve_spins_.paid();
+      if (!wanted) spins_.serves().paid();
       continue;
     }
-    if (spins != 0) serve_spins_.in_vain();
+    if (spins != 0) spins_.serves().in_vain();
     watched = {};
-    const Doorbell::Nap here(bell().service);
+    const Doorbell::Nap here(bell_->service);
     bool idle = false;
     {
       const Lock lock(mutex_);  // nobody has a letter in his hand
-      idle = has_turn(turn) && (left < 0 || (!for_service() && (is_attended() || !sees_watched())));
+      idle = servants_.has_turn(turn) &&
+             (left < 0 || (!for_service() && (is_attended() || !watched_.sees())));
     }
     if (!idle) continue;
     const auto start = Clock::now();
     if (lingers) {
-      nap(here, earlier(next_timer(), Deadline::at(start + kMoment)));
-      end_lingering();
+      nap(here, earlier(timers_.next(), Deadline::at(start + kMoment)));
+      lingering_.end_moment(*bell_);
     } else {
-      nap(here, next_timer());
-      if (Clock::now() - start < kShortSleep) serve_spins_.paid();
+      nap(here, timers_.next());
+      if (Clock::now() - start < kShortSleep) spins_.serves().paid();
     }
   }
   serving_here = {};
   {
     const Lock lock(mutex_);
-    if (in_hand_ == &hand) take_over_hand();
+    if (backlog_.is_kept(hand)) backlog_.take_over_hand();
   }
   // What woke this thread may have been meant for the next.
   if (descriptors_) write_waker(descriptors_->waker());
@@ -313,8 +211,8 @@ bool ShmEndpoint::poll(Serve serve) {
   constexpr int kMostAtOnce = 64;
   bool moved = false;
   const auto look = [&] {
-    return something(serve) || bell().watched.load() != 0 ||
-           (serve == Serve::kAll && timer_is_due());
+    return something(serve) || bell_->watched.load() != 0 ||
+           (serve == Serve::kAll && timers_.is_due());
   };
   if (serve == Serve::kAll) look_at_descriptors();
   for (int i = 0; i < kMostAtOnce && look(); ++i) {
@@ -324,7 +222,7 @@ bool ShmEndpoint::poll(Serve serve) {
     if (what == Moved::kReply) wake();
     moved = true;
   }
-  if (something(Serve::kReplies)) bell().rouse(true, rung_);
+  if (something(Serve::kReplies)) bell_.rouse(true);
   return moved;
 }
 
@@ -367,20 +265,16 @@ class ShmEndpoint::Attendance {
   }
 
   void enter() noexcept {
-    endpoint_.visits_.store(endpoint_.visits_.load(std::memory_order_relaxed) + 1,
-                            std::memory_order_relaxed);
-    if (endpoint_.lingering_.load()) {
-      endpoint_.inside_.fetch_add(1);
-      counts_on_lingering_ = endpoint_.lingering_.load();
-      if (counts_on_lingering_) return;
-      endpoint_.inside_.fetch_sub(1);
-    }
-    counts_on_lingering_ = false;
-    endpoint_.bell().awake.fetch_add(1);
+    counts_on_lingering_ = endpoint_.lingering_.enter();
+    if (!counts_on_lingering_) endpoint_.bell_->awake.fetch_add(1);
   }
   // True: somebody else is sure to look at what this thread has not seen.
   bool leave() noexcept {
-    (counts_on_lingering_ ? endpoint_.inside_ : endpoint_.bell().awake).fetch_sub(1);
+    if (counts_on_lingering_) {
+      endpoint_.lingering_.leave();
+    } else {
+      endpoint_.bell_->awake.fetch_sub(1);
+    }
     return counts_on_lingering_;
   }
 
@@ -459,35 +353,18 @@ void ShmEndpoint::leave_wait(Attendance& attendance) noexcept {
   if (attendance.completed) wake_after_delivery();
   if (covered) return;
   leave_to_others(attendance.watched);
-  count_wait(attendance.quick);
+  const bool quick = attendance.quick && options_.service_thread;
+  if (lingering_.count_wait(quick)) bell_.ring_service_once();
 }
 
 // What this thread would have looked at next is somebody else's now.
 void ShmEndpoint::leave_to_others(const Watch& watched) noexcept {
   bool more = something(Serve::kReplies) || watched.sees();
-  if (!more && bell().watched.load() != watched.number) {
+  if (!more && bell_->watched.load() != watched.number) {
     const Lock lock(mutex_);
-    more = sees_watched();
+    more = watched_.sees();
   }
-  if (more) bell().rouse(true, rung_);
-}
-
-void ShmEndpoint::count_wait(bool quick) noexcept {
-  if (!quick || !options_.service_thread) {
-    quick_waits_.store(0, std::memory_order_relaxed);
-    return;
-  }
-  const unsigned before = quick_waits_.fetch_add(1, std::memory_order_relaxed);
-  if (before != 0 && before + 1 != kWaitsUntilLingering) return;
-  const auto now = QuickClock::now().time_since_epoch().count();
-  if (before == 0) {
-    quick_since_.store(now, std::memory_order_relaxed);
-  } else if (Clock::duration(now - quick_since_.load(std::memory_order_relaxed)) < kBusyTime) {
-    linger_asked_.store(true);
-    ring_service();
-  } else {
-    quick_waits_.store(0, std::memory_order_relaxed);
-  }
+  if (more) bell_.rouse(true);
 }
 
 void note_wake_up() noexcept { woke_somebody = true; }
@@ -512,16 +389,17 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
   Delivery::finish_all();
   constexpr int kClockEvery = 256;
   for (;;) {
-    const bool makes_room = std::exchange(woke_somebody, false) || is_crowded() || core_is_wanted();
-    const int spins = makes_room ? 0 : wait_spins_.spins();
+    const bool makes_room =
+        std::exchange(woke_somebody, false) || is_crowded() || spins_.core_is_wanted();
+    const int spins = makes_room ? 0 : spins_.waits().spins();
     bool wanted = false;
     for (int i = 0;; ++i) {
       if (here.watched.sees() || something(Serve::kReplies) ||
-          bell().watched.load(std::memory_order_relaxed) != here.watched.number) {
+          bell_->watched.load(std::memory_order_relaxed) != here.watched.number) {
         Lock lock(mutex_, std::try_to_lock);
         if (lock.owns_lock()) {
-          if (here.watched.number != bell().watched.load(std::memory_order_relaxed)) {
-            here.watched = {watched_ring_, watched_ ? watched_->number_ + 1 : 0};
+          if (here.watched.number != bell_->watched.load(std::memory_order_relaxed)) {
+            here.watched = watched_.watch();
           }
           const Moved moved = poll_one(lock, Serve::kReplies);
           // What it finds for others is no reason to stay.
@@ -531,7 +409,7 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
       }
       if (ready()) {
         here.quick = spins != 0 && !wanted;
-        if (here.quick) wait_spins_.paid();
+        if (here.quick) spins_.waits().paid();
         return true;
       }
       if (std::exchange(here.completed, false)) wake_after_delivery();
@@ -539,24 +417,24 @@ bool ShmEndpoint::wait(const Deadline& deadline, FunctionRef<bool()> ready) {
       if (i % kClockEvery == kClockEvery - 1 && deadline.expired()) return ready();
       if (relax(i)) continue;
       wanted = true;
-      leave_core();
+      spins_.leave_core();
       i = spins;
     }
-    if (spins != 0) wait_spins_.in_vain();
+    if (spins != 0) spins_.waits().in_vain();
     hand_over_here();
     bool in_time = true;
     {
-      const Doorbell::Nap asleep(bell().waiters);
+      const Doorbell::Nap asleep(bell_->waiters);
       const Attendance::Pause pause(here);
       bool idle = false;
       {
         const Lock lock(mutex_);  // nobody has a letter in his hand
-        idle = !something(Serve::kReplies) && !sees_watched();
+        idle = !something(Serve::kReplies) && !watched_.sees();
       }
       if (idle && !ready()) {
         const auto start = Clock::now();
         in_time = asleep.sleep(deadline);
-        if (Clock::now() - start < kShortSleep) wait_spins_.paid();
+        if (Clock::now() - start < kShortSleep) spins_.waits().paid();
       }
     }
     if (ready()) return true;
@@ -572,7 +450,7 @@ bool ShmEndpoint::wait_aside(const Deadline& deadline, FunctionRef<bool()> ready
   hand_over_here();
   const Attendance::Absence away;
   for (;;) {
-    Announcement here(aside_);
+    Announcement here(bell_.aside());
     if (ready()) return true;
     if (!here.sleep(deadline)) return ready();
   }

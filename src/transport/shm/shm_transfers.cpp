@@ -52,7 +52,7 @@ Part pool_part(std::size_t bytes, std::byte** data) {
 
 // Finds out whether the writer of the ring lets us read its memory, and tells it.
 void ShmRemote::probe() {
-  RingLayout& layout = reader_->layout();
+  RingLayout& layout = in_.reader->layout();
   std::uint64_t value = 0;
   const bool allowed = read_memory(info_.pid, layout.probe_address,
                                    reinterpret_cast<std::byte*>(&value), sizeof value) &&
@@ -63,27 +63,27 @@ void ShmRemote::probe() {
 
 void ShmEndpoint::start_transfer(ShmRemote& remote, std::span<const std::byte> entry,
                                  const ParsedLetter& letter) {
-  if (!remote.reader_) return;            // it was broken off, for another letter of its
-  if (since_slice_ != 0) --since_slice_;  // it is none that waits for slices
+  if (!remote.in().reader) return;  // it was broken off, for another letter of its
+  pace_.discount_letter();
   auto transfer = std::make_unique<Transfer>();
   transfer->remote = &remote;
   transfer->peer = remote.links_.at(0).peer;
   transfer->entry.assign(entry.begin(), entry.end());
   transfer->letter = parse_letter(transfer->entry);
   const auto borrow = [&](std::uint16_t loan, bool knock) {
-    return std::make_shared<Borrowed>(remote.reader_, remote.bell_,
+    return std::make_shared<Borrowed>(remote.in().reader, remote.bell_,
                                       static_cast<std::uint16_t>(loan - 1), knock);
   };
   if (letter.loan != 0) transfer->hold = borrow(letter.loan, false);
   if (letter.direct_loan != 0) transfer->direct = borrow(letter.direct_loan, true);
-  ++remote.transfers_;
-  remote.stalled_.push_back(std::move(transfer));
+  ++remote.in().transfers;
+  remote.in().stalled.push_back(std::move(transfer));
   retry_stalled(remote);
 }
 
 // Those whose memory is known here, and has something new in it, can go on.
 void ShmEndpoint::retry_stalled(ShmRemote& remote) {
-  auto stalled = std::exchange(remote.stalled_, {});
+  auto stalled = std::exchange(remote.in().stalled, {});
   for (auto& transfer : stalled) {
     bool goes_on = false;
     try {
@@ -102,13 +102,12 @@ void ShmEndpoint::retry_stalled(ShmRemote& remote) {
 }
 
 void ShmEndpoint::go_on(std::unique_ptr<Transfer> transfer) {
-  const bool reply = transfer->letter.reply && !transfer->remote->joining_;
-  transfers_[reply].push_back(std::move(transfer));
-  transfer_count_[reply].store(transfers_[reply].size());
+  const bool reply = transfer->letter.reply && !transfer->remote->in().joining;
+  backlog_.add_transfer(reply, std::move(transfer));
   if (reply) {
-    ring(bell().waiters, 1);
+    ring(bell_->waiters, 1);
   } else {
-    bell().ring_service(rung_);
+    bell_.ring_service();
   }
 }
 
@@ -116,13 +115,13 @@ void ShmEndpoint::go_on(std::unique_ptr<Transfer> transfer) {
 // more comes.
 void ShmEndpoint::stall(std::unique_ptr<Transfer> transfer) {
   ShmRemote& remote = *transfer->remote;
-  if (remote.ending_) {
+  if (remote.in().ending) {
     transfer.reset();
     return end_transfer(remote);
   }
-  remote.stalled_.push_back(std::move(transfer));
+  remote.in().stalled.push_back(std::move(transfer));
   // Each of them holds a loan.
-  if (remote.stalled_.size() > RingLayout::kLoans) {
+  if (remote.in().stalled.size() > RingLayout::kLoans) {
     break_off(remote, "has begun more messages than it can lend");
   }
 }
@@ -141,9 +140,9 @@ bool ShmEndpoint::resolve(Transfer& transfer) {
     } else if (piece.entry.how == PieceEntry::kDirect) {
       source.address = piece.entry.place;
     } else {
-      const auto found = remote.segments_.find(piece.entry.segment);
-      if (found == remote.segments_.end()) return false;
-      ShmRemote::SegmentSlot& slot = found->second;
+      const auto found = remote.in().segments.find(piece.entry.segment);
+      if (found == remote.in().segments.end()) return false;
+      Incoming::SegmentSlot& slot = found->second;
       if (!slot.mapping) slot.mapping = adopt_mapping(std::move(slot.fd), slot.bytes);
       if (piece.entry.place > slot.mapping->size() ||
           piece.entry.bytes > slot.mapping->size() - piece.entry.place) {
@@ -234,24 +233,21 @@ bool ShmEndpoint::copy_slice(Transfer& transfer, std::size_t budget) {
 }
 
 void ShmEndpoint::end_transfer(ShmRemote& remote) {
-  --remote.transfers_;
-  if (remote.ending_ && remote.transfers_ == 0) enqueue(remote);
+  --remote.in().transfers;
+  if (remote.in().ending && remote.in().transfers == 0) backlog_.add_ring(remote);
 }
 
 // A slice of the next one; they take turns.
 ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::size_t slice) {
-  if (!has_transfer(serve)) return Moved::kNothing;
-  const bool reply = !transfers_[1].empty();
+  if (!backlog_.has_transfer(serve)) return Moved::kNothing;
+  const bool reply = backlog_.has_transfer_of_reply();
   Moved moved = Moved::kSomething;
-  auto& queue = transfers_[reply];
-  auto transfer = std::move(queue.front());
-  queue.pop_front();
-  transfer_count_[reply].store(queue.size());
+  auto transfer = backlog_.take_transfer(reply);
   ShmRemote& remote = *transfer->remote;
-  if (transfer->settles && remote.reader_ && !remote.reader_->has_taken(*transfer->settles)) {
-    queue.push_front(std::move(transfer));
-    transfer_count_[reply].store(queue.size());
-    enqueue(remote);
+  if (transfer->settles && remote.in().reader &&
+      !remote.in().reader->has_taken(*transfer->settles)) {
+    backlog_.put_back_transfer(reply, std::move(transfer));
+    backlog_.add_ring(remote);
     return Moved::kSomething;
   }
   lock.unlock();
@@ -280,7 +276,7 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
     // As any other letter: if this call waits, lost() does not wait for it.
     const std::uint32_t replies = serve == Serve::kReplies ? 1 : 0;
     lock.lock();
-    remote.taken_ += replies;
+    remote.in().taken += replies;
     end_transfer(remote);
     lock.unlock();
     const Delivery delivery(*this, remote, nullptr, replies);
@@ -295,16 +291,15 @@ ShmEndpoint::Moved ShmEndpoint::work_on_transfer(Lock& lock, Serve serve, std::s
   if (failure) {
     end_transfer(remote);
     if (failure->kind() != ErrorKind::kPeerLost) break_off(remote, failure->what());
-  } else if (in_vain && (++transfer->polls_in_vain >= kMostPollsInVain || remote.ending_) &&
+  } else if (in_vain && (++transfer->polls_in_vain >= kMostPollsInVain || remote.in().ending) &&
              !transfer->can_go_on()) {
     // It was looked at once more under the lock: the knock may have been heard before.
     transfer->polls_in_vain = 0;
     stall(std::move(transfer));
   } else {
-    queue.push_back(std::move(transfer));
-    transfer_count_[reply].store(queue.size());
+    backlog_.add_transfer(reply, std::move(transfer));
     // Whoever leaves after this slice may not come back.
-    if (!reply) ring_service();
+    if (!reply) bell_.ring_service_once();
   }
   return moved;
 }
