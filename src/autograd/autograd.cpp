@@ -73,8 +73,16 @@ std::vector<torch::autograd::Edge> edges_of(const std::vector<at::Tensor>& roots
            " elements: it is not a scalar, all roots need to be scalar, or to have gradients in "
            "BackwardOptions");
     }
+    if (!given && root.is_complex()) {
+      fail(ErrorKind::kInvalidArgument, "grad can be computed only for real scalar outputs: root ",
+           i, " is ", root.scalar_type(), "; give its gradient in BackwardOptions");
+    }
     if (given && !gradients[i].sizes().equals(root.sizes())) {
       fail(ErrorKind::kInvalidArgument, "autograd: gradient ", i, " has other sizes than its root");
+    }
+    if (given && gradients[i].is_complex() != root.is_complex()) {
+      fail(ErrorKind::kInvalidArgument, "autograd: gradient ", i, " is ",
+           gradients[i].scalar_type(), ", but its root is ", root.scalar_type());
     }
     if (!root.grad_fn()) {
       fail(ErrorKind::kInvalidArgument, "root ", i, " does not have a valid gradient function.");

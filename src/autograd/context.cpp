@@ -109,6 +109,8 @@ ContextState::ContextState(std::shared_ptr<Registry> registry, ContextId id)
 
 ContextState::~ContextState() = default;
 
+Origin ContextState::origin() const { return {registry_->session_address(), id_}; }
+
 const void* FrameRecorder::session() const noexcept {
   return context_->registry().session_address();
 }
@@ -169,7 +171,7 @@ Lineage ContextState::find_lineage(const std::vector<torch::autograd::Edge>& edg
       return !edge.is_valid() || edge.function->next_edges().empty();
     });
   } else {
-    lineage = lineage_of(edges, registry_->self());
+    lineage = lineage_of(edges, registry_->self(), origin());
   }
   hopeless_.store(lineage.complete && !lineage.all.empty() ? 0
                   : lineage.complete                       ? hopeless
@@ -202,7 +204,7 @@ std::shared_ptr<FramePlace> ContextState::came(WorkerId from, std::uint64_t mess
   if (!tensors.empty()) {
     RECORD_FUNCTION("convoy::autograd::recv", {});
     const auto node =
-        c10::make_intrusive<RecvNode>(Received{message, from, std::move(tail.lineage)});
+        c10::make_intrusive<RecvNode>(Received{message, from, std::move(tail.lineage), origin()});
     for (const at::Tensor& tensor : tensors) {
       tensor.set_requires_grad(false);
       at::Tensor variable = tensor;
@@ -274,6 +276,23 @@ bool ContextState::know(WorkerId worker) {
 bool ContextState::was_introduced_by(WorkerId worker) const {
   const std::scoped_lock lock(mutex_);
   return introduced_by_.contains(worker);
+}
+
+// A leaf may have got other data (set_data) since an earlier pass.
+void ContextState::require_fitting(
+    const std::vector<std::pair<at::Tensor, at::Tensor>>& gradients) const {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [leaf, gradient] : gradients) {
+    const auto found = gradients_.find(leaf.unsafeGetTensorImpl());
+    if (found == gradients_.end()) continue;
+    const at::Tensor& sum = found->second.value;
+    if (sum.sizes().equals(gradient.sizes()) && sum.scalar_type() == gradient.scalar_type()) {
+      continue;
+    }
+    fail(ErrorKind::kInvalidArgument, "autograd: a gradient is ", gradient.scalar_type(),
+         " of sizes ", gradient.sizes(), ", but context ", id_,
+         " has one of the same tensor that is ", sum.scalar_type(), " of sizes ", sum.sizes());
+  }
 }
 
 // As AccumulateGrad does it: the first gradient becomes the context's own if nobody else has it.

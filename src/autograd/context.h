@@ -36,6 +36,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   // kCancelled if the session has ended.
   Registry& registry() const { return *registry_; }
   bool released() const { return released_.load(); }
+  Origin origin() const;
 
   // Of threads that are no handlers.
   const std::shared_ptr<FramePlace>& place() const { return place_; }
@@ -73,6 +74,8 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   bool know(WorkerId worker);
   bool was_introduced_by(WorkerId worker) const;
 
+  // kInvalidArgument if these cannot be added to what is there.
+  void require_fitting(const std::vector<std::pair<at::Tensor, at::Tensor>>& gradients) const;
   // Adds what a pass has computed.
   void add(std::vector<std::pair<at::Tensor, at::Tensor>>&& gradients);
   std::vector<Gradients::Item> gradients() const;

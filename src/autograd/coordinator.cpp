@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
@@ -250,7 +251,12 @@ std::string Coordinator::who_is_missing() const {
 // there until this has come (Pass::wait_for_decision()), and the context goes with its creator. One
 // of another worker may outlive this one: who is told that all went well must find them everywhere.
 void Coordinator::commit() {
-  pass_->commit();
+  std::exception_ptr error;  // of memory: it is decided, and the others are told all the same
+  try {
+    pass_->commit();
+  } catch (...) {
+    error = std::current_exception();
+  }
   registry_.end_pass(id_);
   const auto session = registry_.session();
   const auto least = Deadline::after(kLeastCommitTime, session->agent().now());
@@ -273,9 +279,11 @@ void Coordinator::commit() {
         },
         head);
   }
-  if (context_->creator() == registry_.self()) return;
-  session->agent().wait(deadline,
-                        [&] { return untold->load() == 0 || session->agent().is_shut_down(); });
+  if (context_->creator() != registry_.self()) {
+    session->agent().wait(deadline,
+                          [&] { return untold->load() == 0 || session->agent().is_shut_down(); });
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 Coordinator::Aborted Coordinator::abort_all(const std::string& why) noexcept {

@@ -111,7 +111,7 @@ bool Lineage::add(const Upstream& one) {
   return true;
 }
 
-Lineage lineage_of(const std::vector<Edge>& edges, WorkerId self) {
+Lineage lineage_of(const std::vector<Edge>& edges, WorkerId self, const Origin& origin) {
   Lineage lineage;
   const auto give_up = [&lineage] {
     lineage.complete = false;
@@ -129,7 +129,7 @@ Lineage lineage_of(const std::vector<Edge>& edges, WorkerId self) {
     const std::uint32_t of = bit(static_cast<std::uint32_t>(i));
     for (const auto& [recv, tensors] : search.reached()) {
       const Received& received = recv->received();
-      if (!received.lineage.complete ||
+      if (!received.lineage.complete || received.origin != origin ||
           !lineage.add({received.message, received.sender, self, tensors, of})) {
         return give_up();
       }

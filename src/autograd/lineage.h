@@ -25,6 +25,15 @@ struct Upstream {
 };
 static_assert(sizeof(Upstream) == 24);
 
+// The context that a message was recorded in, on this worker. Numbers of messages mean something
+// there only: two sessions have the same ones.
+struct Origin {
+  const void* session = nullptr;
+  ContextId context = 0;
+
+  friend bool operator==(const Origin&, const Origin&) = default;
+};
+
 // All of them, if there are few: then it is complete. Exact: tensor by tensor.
 struct Lineage {
   static constexpr std::size_t kMost = 32;  // entries; most_upstream()
@@ -38,8 +47,10 @@ struct Lineage {
   bool add(const Upstream& one);
 };
 
-// Of tensors with these edges, on worker `self`. Looks at few nodes.
-Lineage lineage_of(const std::vector<torch::autograd::Edge>& edges, WorkerId self);
+// Of tensors with these edges, on worker `self`. Looks at few nodes. Not complete, if they depend
+// on messages of another origin.
+Lineage lineage_of(const std::vector<torch::autograd::Edge>& edges, WorkerId self,
+                   const Origin& origin = {});
 
 // For tests and benchmarks: entries that a lineage may have; 0: no message has one. For the
 // process.

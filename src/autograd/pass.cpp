@@ -37,6 +37,7 @@ Pass::Pass(std::shared_ptr<ContextState> context, const PassHead& head)
       deterministic_(head.deterministic),
       optimizers_(head.optimizers),
       deadline_(deadline_after(registry_, head.remaining)),
+      walk_(own_received_nodes(), context_->origin()),
       planned_(head.planned) {}
 
 PassHead Pass::head() const {

@@ -1,10 +1,14 @@
 // The engine's run of a worker's part, and what comes behind it.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
 #include <exception>
+#include <string_view>
 
 #include "autograd/nodes.h"
 #include "autograd/pass.h"
@@ -41,6 +45,33 @@ template <class... Parts>
   throw GateError(kind, concat(parts...));
 }
 
+// at::_efficientzerotensor has none.
+at::Tensor with_memory(at::Tensor gradient) {
+  const bool has_none = gradient.defined() && gradient._is_zerotensor();
+  return has_none ? at::zeros(gradient.sizes(), gradient.options()) : std::move(gradient);
+}
+
+// "Function X returned an invalid gradient", "... returned nan": what the engine itself says of the
+// gradients that a node has computed.
+bool is_of_gradients(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& thrown) {
+    return std::string_view(thrown.what_without_backtrace()).starts_with("Function ");
+  } catch (...) {
+    return false;
+  }
+}
+
+// Within a catch. `node` runs, or ran last. Empty: in a node of ours, which runs nobody's code.
+std::string where_it_failed(const std::string& node, bool in_node) {
+  const bool is_ours = node.empty() || node.starts_with("convoy::");
+  if (in_node || is_of_gradients(std::current_exception())) {
+    return is_ours ? "" : concat("in ", node);
+  }
+  return is_ours ? "in a hook" : concat("in a hook after ", node);
+}
+
 // Of models whose gradients are reduced.
 bool has_sinks(const Walk& walk) {
   return has_reducers() &&
@@ -69,6 +100,7 @@ Pass::Arrived Pass::next_gradient(std::uint64_t message) {
     if (!for_root_.empty()) flush(false);
     answer_most();
     record_.waits();
+    const at::AutoGradMode enabled(true);  // of others' continuations, which may run meanwhile
     in_time = session->agent().wait(deadline_, ready);
     record_.runs();
   }
@@ -94,6 +126,7 @@ void Pass::send_back(const Received& received, std::vector<at::Tensor>&& gradien
     early_.emplace_back(received, std::move(gradients));
     return;
   }
+  for (at::Tensor& gradient : gradients) gradient = with_memory(std::move(gradient));
   const WorkerId to = received.sender;
   if (to == registry_.self()) return deliver(received.message, gradients);
   {
@@ -158,7 +191,8 @@ void Pass::end_loans() {
 }
 
 void Pass::arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
-  gradients_.emplace_back(leaf.variable, gradient);
+  if (!leaf.variable.requires_grad()) return;  // any more, as AccumulateGrad has it
+  gradients_.emplace_back(leaf.variable, with_memory(gradient));
 }
 
 bool Pass::prepare_early() {
@@ -214,6 +248,7 @@ void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gra
   if (needed) run_engine(*engine, roots, std::move(gradients));
   ordered_.reset();
   send_plans(true);
+  context_->require_fitting(gradients_);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
   state_ = State::kDone;
@@ -229,17 +264,14 @@ void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
   engine_ = &engine;
   try {
     engine.run(roots, std::move(gradients), retain_);
-  } catch (const GateError&) {
+  } catch (const GateError& error) {
     engine_ = nullptr;
     loans_.clear();
-    throw;
+    throw Error(error.kind(), error.what());
   } catch (...) {
     engine_ = nullptr;
     loans_.clear();
-    // Ours run nobody's code.
-    if (!in_node_ || !node_.starts_with("convoy::")) {
-      failed_in_ = concat(in_node_ ? "in " : "in a hook after ", node_.empty() ? "a node" : node_);
-    }
+    failed_in_ = where_it_failed(node_, in_node_);
     throw;
   }
   engine_ = nullptr;

@@ -3,26 +3,18 @@
 #include <algorithm>
 
 #include "autograd/coordinator.h"
-#include "autograd/functions.h"
 #include "autograd/pass.h"
 #include "base/error.h"
-#include "base/log.h"
 
 namespace convoy::autograd::detail {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kCreatorShift = 48;
-constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kCreatorShift) - 1;
-
 // Runs of the engine that take less do not need a thread of their own.
 constexpr std::chrono::nanoseconds kShortRun = 300us;
 
 constexpr std::size_t kMostAbortReplies = 256;
-
-// How long a worker that does not answer is told that a context is over.
-constexpr auto kMostReleaseTime = 60s;
 
 // Tells the contexts and passes of a session what happens to its agent.
 class Ears final : public agent::Companion {
@@ -86,15 +78,6 @@ Registry& registry_of(rpc::detail::SessionImpl& session) {
     });
 
 }  // namespace
-
-std::uint64_t numbered_by(WorkerId worker, std::uint64_t number) {
-  if (worker >> (64 - kCreatorShift) != 0) {
-    fail(ErrorKind::kUnsupported, "autograd: worker ", worker,
-         " cannot take part: contexts have room for ", 1 << (64 - kCreatorShift),
-         " workers that have ever joined a session");
-  }
-  return (std::uint64_t{worker} << kCreatorShift) | (number & kNumberMask);
-}
 
 Registry::Registry(rpc::detail::SessionImpl& session) : address_(&session), session_(&session) {}
 
@@ -191,116 +174,6 @@ void Registry::require_worker(WorkerId worker) const {
 }
 
 std::uint64_t Registry::next_message() { return numbered_by(self(), ++last_message_); }
-
-// --- contexts ----------------------------------------------------------------------------------
-
-std::shared_ptr<ContextState> Registry::make_context() {
-  const WorkerId creator = self();
-  const std::scoped_lock lock(mutex_);
-  const ContextId id = numbered_by(creator, ++last_context_);
-  auto context = std::make_shared<ContextState>(shared_from_this(), id);
-  contexts_.emplace(id, context);
-  return context;
-}
-
-std::shared_ptr<ContextState> Registry::find(ContextId id) const {
-  const std::scoped_lock lock(mutex_);
-  const auto found = contexts_.find(id);
-  return found == contexts_.end() ? nullptr : found->second;
-}
-
-bool Registry::was_released(ContextId id) const {
-  const std::scoped_lock lock(mutex_);
-  const auto released = released_.find(static_cast<WorkerId>(id >> kCreatorShift));
-  return released != released_.end() && released->second.contains(id & kNumberMask);
-}
-
-std::shared_ptr<ContextState> Registry::find_or_make(ContextId id) {
-  const auto creator = static_cast<WorkerId>(id >> kCreatorShift);
-  const bool own = creator == self();
-  const std::scoped_lock lock(mutex_);
-  const auto found = contexts_.find(id);
-  if (found != contexts_.end()) return found->second;
-  // Our own ones are made by make_context() only.
-  if (own) return nullptr;
-  const auto released = released_.find(creator);
-  if (released != released_.end() && released->second.contains(id & kNumberMask)) return nullptr;
-  if (contexts_.size() >= kMostAtOnce) {
-    fail(ErrorKind::kResource, "autograd: there are ", kMostAtOnce, " contexts here at once");
-  }
-  auto context = std::make_shared<ContextState>(shared_from_this(), id);
-  contexts_.emplace(id, context);
-  return context;
-}
-
-std::size_t Registry::contexts() const {
-  const std::scoped_lock lock(mutex_);
-  return contexts_.size();
-}
-
-void Registry::release_own(ContextId id) {
-  std::uint64_t floor = 0;
-  {
-    const std::scoped_lock lock(mutex_);
-    // The oldest of ours that stays.
-    floor = last_context_ + 1;
-    for (const auto& [other, context] : contexts_) {
-      if (other >> kCreatorShift == id >> kCreatorShift && other != id) {
-        floor = std::min(floor, other & kNumberMask);
-      }
-    }
-  }
-  release(id, floor, std::nullopt);
-}
-
-void Registry::release(ContextId id, std::uint64_t floor, std::optional<WorkerId> from) {
-  const auto creator = static_cast<WorkerId>(id >> kCreatorShift);
-  if (!is_worker(creator) && !find(id)) return;
-  std::vector<std::shared_ptr<ContextState>> gone;
-  std::vector<std::shared_ptr<Pass>> passes;
-  {
-    const std::scoped_lock lock(mutex_);
-    EndedNumbers& released = released_[creator];
-    released.raise(floor);
-    released.add(id & kNumberMask);
-    for (auto each = contexts_.begin(); each != contexts_.end();) {
-      const bool ends =
-          each->first >> kCreatorShift == creator && released.contains(each->first & kNumberMask);
-      if (ends) gone.push_back(std::move(each->second));
-      each = ends ? contexts_.erase(each) : std::next(each);
-    }
-    for (const auto& [pass_id, pass] : passes_) {
-      for (const auto& context : gone) {
-        if (&pass->context() == context.get()) passes.push_back(pass);
-      }
-    }
-  }
-  if (gone.empty()) return;
-  const WorkerId here = self();
-  for (const auto& pass : passes) {
-    const std::string why = concat("its context was released on ", name_of(here));
-    if (const auto root = coordinator(pass->id())) {
-      root->failed({static_cast<std::int32_t>(ErrorKind::kCancelled), here, "", why});
-    } else {
-      pass->abort(why);
-      end_pass(pass->id());
-    }
-  }
-  for (const auto& context : gone) {
-    const auto known = context->release();
-    const auto deadline = Deadline::after(kMostReleaseTime, session()->agent().now());
-    for (const WorkerId worker : known) {
-      if (worker == here || worker == creator || worker == from) continue;
-      ask<release_context>(
-          worker, deadline,
-          [id, worker](const rpc::Future<void>& answer) {
-            if (!answer.error()) return;
-            log_info("autograd: worker ", worker, " was not told that context ", id, " is over");
-          },
-          context->id(), floor);
-    }
-  }
-}
 
 // --- passes ------------------------------------------------------------------------------------
 
@@ -428,64 +301,6 @@ void Registry::ran(std::chrono::nanoseconds time) {
   const bool at_once = time > 10 * kShortRun;
   average_run_.store(at_once ? time.count() : (7 * before + time.count()) / 8,
                      std::memory_order_relaxed);
-}
-
-// On the thread that serves.
-void Registry::lost(WorkerId worker, const std::string& why) noexcept {
-  std::vector<std::shared_ptr<Coordinator>> roots;
-  std::vector<std::shared_ptr<Pass>> orphans;
-  std::vector<std::shared_ptr<Pass>> others;
-  std::vector<ContextId> without_creator;
-  std::vector<std::shared_ptr<ContextState>> to_ask;
-  try {
-    const WorkerId here = self();
-    {
-      const std::scoped_lock lock(mutex_);
-      for (const auto& [id, coordinator] : coordinators_) {
-        if (auto root = coordinator.lock()) roots.push_back(std::move(root));
-      }
-      for (const auto& [id, pass] : passes_) {
-        (id.root == worker ? orphans : others).push_back(pass);
-      }
-      for (const auto& [id, context] : contexts_) {
-        if (context->creator() == worker) {
-          without_creator.push_back(id);
-        } else if (context->creator() != here && context->was_introduced_by(worker)) {
-          to_ask.push_back(context);
-        }
-      }
-    }
-    for (const auto& root : roots) root->lost(worker, why);
-    for (const auto& pass : orphans) {
-      pass->abort(concat("its root is lost: ", why));
-      end_pass(pass->id());
-    }
-    // Its root may not be connected to it.
-    for (const auto& pass : others) {
-      if (!pass->has_engaged(worker)) continue;
-      if (const auto root = coordinator(pass->id())) {
-        root->participant_lost(worker, why);
-      } else {
-        ask<participant_lost>(
-            pass->id().root, pass->deadline(), [](const rpc::Future<void>&) {}, pass->id(), worker,
-            why);
-      }
-    }
-    for (const ContextId id : without_creator) release(id, kNumberMask, worker);
-    // Whoever would have told us that these are over is gone.
-    const auto deadline = Deadline::after(kMostReleaseTime, session()->agent().now());
-    for (const auto& context : to_ask) {
-      ask<context_lives>(
-          context->creator(), deadline,
-          [self = shared_from_this(), id = context->id()](const rpc::Future<bool>& lives) {
-            if (lives.error() || lives.result()) return;
-            self->release(id, 0, std::nullopt);
-          },
-          context->id(), here);
-    }
-  } catch (const std::exception& error) {
-    log_info("autograd: after the loss of a worker: ", error.what());
-  }
 }
 
 }  // namespace convoy::autograd::detail

@@ -72,6 +72,7 @@ void backward_from(const ContextRef& context, const rpc::RRef<at::Tensor>& root,
     fail(ErrorKind::kUnsupported,
          "autograd: backward() of a reference takes no gradients of its root, and makes no graph");
   }
+  static_cast<void>(find(context.session(), context.id()));  // is it still there?
   // The pass has its own deadline; the call only follows it.
   rpc::CallOptions call;
   const bool limited = options.timeout.count() != 0 &&

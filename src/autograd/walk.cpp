@@ -25,6 +25,14 @@ std::mutex& sequence_mutex() {
   return *mutex;
 }
 
+[[noreturn]] void fail_elsewhere(const Origin& came, const Origin& pass) {
+  const bool in_session = came.session == pass.session;
+  fail(ErrorKind::kInvalidArgument, "autograd: the graph leads to a tensor that was received in ",
+       in_session ? concat("context ", came.context) : std::string("a context of another session"),
+       ", and the backward pass is of context ", pass.context,
+       ": use the context in which its calls were made, or detach() it");
+}
+
 class OwnReceivedNodes final : public ReceivedNodes {
  public:
   const Received* find(const Node& node) const override {
@@ -48,6 +56,7 @@ void Walk::push(const Edge& edge) {
     if (visited_.insert(node).second) stack_.push_back(node);
     return;
   }
+  if (received->origin != origin_) fail_elsewhere(received->origin, origin_);
   Reached& reached = reached_[node];
   if (!reached.received) {
     reached.received = received;

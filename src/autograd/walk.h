@@ -41,6 +41,7 @@ struct Received {
   std::uint64_t message = 0;
   WorkerId sender = 0;
   Lineage lineage = {};  // of what the sender had
+  Origin origin = {};
 };
 
 // Which nodes these are: nullptr for others.
@@ -59,7 +60,9 @@ using Plan = std::map<WorkerId, PlanPart>;
 // that gradients will come for. It only grows. Not thread-safe.
 class Walk {
  public:
-  explicit Walk(const ReceivedNodes& received = own_received_nodes()) : received_(received) {}
+  // Of a pass of that origin: what came elsewhere does not belong to it.
+  explicit Walk(const ReceivedNodes& received = own_received_nodes(), const Origin& origin = {})
+      : received_(received), origin_(origin) {}
 
   struct ActiveSend {
     std::shared_ptr<const SentMessage> sent;
@@ -73,7 +76,7 @@ class Walk {
   };
 
   // Follow these edges, or those of a send. What was reached for the first time of messages that
-  // came here is in take_reached() then.
+  // came here is in take_reached() then. kInvalidArgument if they lead to another context.
   void follow(const std::vector<torch::autograd::Edge>& edges);
   void follow(const std::shared_ptr<const SentMessage>& sent,
               const std::vector<std::uint32_t>& tensors);
@@ -101,6 +104,7 @@ class Walk {
   void run();
 
   const ReceivedNodes& received_;
+  const Origin origin_;
   std::vector<torch::autograd::Node*> stack_;
   std::unordered_set<torch::autograd::Node*> visited_;
   std::vector<c10::intrusive_ptr<torch::autograd::Node>> leaves_;

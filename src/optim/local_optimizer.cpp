@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -52,7 +53,9 @@ void step_in_pass(rpc::detail::SessionImpl& session,
     for (const autograd::StepId id : optimizers) {
       const auto found = all->find({&session, id});
       if (found == all->end()) continue;
-      if (auto optimizer = found->second.lock()) here.push_back(std::move(optimizer));
+      auto optimizer = found->second.lock();
+      const bool is_new = std::find(here.begin(), here.end(), optimizer) == here.end();
+      if (optimizer && is_new) here.push_back(std::move(optimizer));
     }
   }
   LocalOptimizer::step_all(here, gradients, begun);
@@ -125,6 +128,10 @@ LocalOptimizer::Update LocalOptimizer::update_of(Member& member, const at::Tenso
                      gradient.sizes(), ", not ", member.parameter.scalar_type(), " of sizes ",
                      member.parameter.sizes());
   }
+  if (!member.is_as_before()) {
+    refuse_parameter(member.name, "it is now ", member.parameter.scalar_type(), " of sizes ",
+                     member.parameter.sizes(), ": its optimizer was not made for that");
+  }
   if (gradient.layout() == c10::kStrided) return {&member, &rule, member.laid_out(gradient)};
   if (gradient.layout() != c10::kSparse || !takes_sparse(rule)) {
     refuse_parameter(member.name, "its gradient is sparse, which ", describe(rule),
@@ -158,7 +165,10 @@ std::vector<LocalOptimizer::Update> LocalOptimizer::prepare(
         updates.push_back(optimizer->update_of(member, gradients.at(member.parameter)));
       }
     }
-    for (Update& update : updates) update.first = update.member->make_states(*update.rule);
+    for (Update& update : updates) {
+      update.first = !update.member->states[0].defined();  // also if there is no memory for them
+      update.member->make_states(*update.rule);
+    }
   } catch (...) {
     for (const Update& update : updates) {
       if (update.first) update.member->states = {};  // as if it had never been tried

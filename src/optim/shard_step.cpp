@@ -31,8 +31,10 @@ template <class... Text>
   throw AgreedError(ErrorKind::kInvalidArgument, concat(kShardedName, ": ", text...));
 }
 
-// Its memory holds the conjugates of its values, or their negatives.
-bool is_lazy(const at::Tensor& gradient) { return gradient.is_conj() || gradient.is_neg(); }
+// Its memory holds the conjugates of its values, or their negatives; or it has none.
+bool is_lazy(const at::Tensor& gradient) {
+  return gradient.is_conj() || gradient.is_neg() || gradient._is_zerotensor();
+}
 
 // True if other ranks can add it up where it is. For norms sums are written there: it must be
 // nobody else's.

@@ -4,6 +4,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
+#include "base/error.h"
+
 namespace convoy {
 namespace {
 
@@ -75,15 +79,30 @@ bool SteppedParameter::can_step(const at::Tensor& parameter) {
 at::Tensor SteppedParameter::laid_out(const at::Tensor& gradient) const {
   // Conjugates and negatives may be mere bits on what lies in memory, as in the backward of conj().
   const at::Tensor values = gradient.resolve_conj().resolve_neg();
-  const bool fits = parameter.is_non_overlapping_and_dense()
-                        ? values.strides().equals(parameter.strides())
-                        : values.is_contiguous();
+  const bool fits = !values._is_zerotensor() && (parameter.is_non_overlapping_and_dense()
+                                                     ? values.strides().equals(parameter.strides())
+                                                     : values.is_contiguous());
   return fits ? values : made_like(parameter).copy_(values);
+}
+
+bool SteppedParameter::is_as_before() const {
+  return can_step(parameter) &&
+         std::all_of(states.begin(), states.end(), [this](const at::Tensor& state) {
+           return !state.defined() || (state.scalar_type() == parameter.scalar_type() &&
+                                       state.sizes().equals(parameter.sizes()));
+         });
 }
 
 bool SteppedParameter::make_states(const OptimizerRule& rule) {
   const at::NoGradGuard no_grad;
+  if (!is_as_before()) {
+    fail(ErrorKind::kInvalidArgument, "a parameter is now ", parameter.scalar_type(), " of sizes ",
+         parameter.sizes(), ": its optimizer was not made for that");
+  }
   const bool first = !states[0].defined();
+  for (at::Tensor& state : states) {
+    if (state.defined()) state = laid_out(state);
+  }
   for (std::size_t k = 0; k < kMostStates; ++k) {
     if (!keeps_state(rule, k) || states[k].defined()) continue;
     states[k] = made_like(parameter);

@@ -1,6 +1,7 @@
 #include "convoy/future.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 
 #include <condition_variable>
 #include <mutex>
@@ -70,6 +71,8 @@ void run_callback(Callback* owned) noexcept {
     const auto& recorder = callback->recorder;
     const RecorderScope recorded(
         RecorderHere{recorder != nullptr, std::static_pointer_cast<Recorder>(recorder)});
+    // Whoever waits here may be within a NoGradGuard, or in a node of a backward pass.
+    const c10::InferenceMode normal(false);
     told = tell_resumed();
     callback->run();
   }

@@ -26,8 +26,9 @@ constexpr std::uint64_t kOtherThread = 1'000'000;
 ag::Edge edge_of(const at::Tensor& tensor) { return ag::impl::gradient_edge(tensor); }
 
 // Tensors that came with a message of worker 3.
-std::vector<at::Tensor> receive(std::uint64_t message, std::size_t count, Lineage lineage = {}) {
-  const auto node = c10::make_intrusive<RecvNode>(Received{message, 3, std::move(lineage)});
+std::vector<at::Tensor> receive(std::uint64_t message, std::size_t count, Lineage lineage = {},
+                                const Origin& origin = {}) {
+  const auto node = c10::make_intrusive<RecvNode>(Received{message, 3, std::move(lineage), origin});
   std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < count; ++i) {
     at::Tensor& tensor = tensors.emplace_back(torch::rand({2}));
@@ -113,6 +114,25 @@ TEST(AutogradGraphTest, PlanOfAWalk) {
   unknown.complete = false;
   walk.follow({edge_of(receive(61, 1, unknown)[0])});
   EXPECT_FALSE(walk.plan(kHere).has_value());
+}
+
+// Numbers of messages are those of one context: another one may have the same.
+TEST(AutogradGraphTest, OtherContexts) {
+  const int sessions[2] = {};
+  const Origin here{&sessions[0], 1};
+  const auto came = receive(60, 1, {}, here)[0];
+  EXPECT_TRUE(lineage_of({edge_of(came * 2)}, kHere, here).complete);
+  Walk walk(own_received_nodes(), here);
+  walk.follow({edge_of(came * 2)});
+  EXPECT_EQ(walk.ports(), 1U);
+  const auto expect_refused = [&](const Origin& origin, const char* text) {
+    const auto other = receive(60, 1, {}, origin)[0] * 2;
+    EXPECT_FALSE(lineage_of({edge_of(other)}, kHere, here).complete);
+    Walk refuses(own_received_nodes(), here);
+    expect_error(ErrorKind::kInvalidArgument, text, [&] { refuses.follow({edge_of(other)}); });
+  };
+  expect_refused({&sessions[0], 2}, "received in context 2, and the backward pass is of context 1");
+  expect_refused({&sessions[1], 1}, "received in a context of another session");
 }
 
 // --- Runs -------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@
 #include "autograd/lineage.h"
 #include "base/error.h"
 #include "convoy/autograd.h"
+#include "convoy/distributed_optimizer.h"
+#include "convoy/rref.h"
 #include "rpc/session_impl.h"
 #include "simulated.h"
 #include "transport/simulation.h"
@@ -74,6 +76,12 @@ at::Tensor doubled_by_slow(const std::string& worker, const at::Tensor& x) {
   return rpc::current().session().rpc_sync<doubled_slowly>(worker, x * 1) * 1;
 }
 CONVOY_RPC(doubled_by_slow);
+at::Tensor make_parameter() { return torch::ones({2}).requires_grad_(true); }
+CONVOY_RPC(make_parameter);
+at::Tensor times_parameter(const rpc::RRef<at::Tensor>& parameter, const at::Tensor& x) {
+  return parameter.local_value() * x;
+}
+CONVOY_RPC(times_parameter);
 // Fails when somebody is in that hook.
 struct Failing : torch::autograd::Function<Failing> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
@@ -101,6 +109,8 @@ class World {
   void crash_after(std::chrono::nanoseconds delay, int rank) {
     world_.call_after(delay, [this, rank] { workers_.crash(rank); });
   }
+  // Beside what run() runs; that waits for it.
+  void start(const std::function<void()>& function) { world_.start(function); }
   void run(const Function& function) {
     bool ended = false;
     world_.start([&] {
@@ -208,6 +218,51 @@ TEST(AutogradLateTest, AnswersToAborts) {
     EXPECT_THROW(context.backward({loss}, {.mode = Mode::kFast, .timeout = 30s}), rpc::RemoteError);
     EXPECT_EQ(lost, 1);
     EXPECT_EQ(world.workers().passes(), 0U) << "somebody was not told";
+    hook().goes_on = true;
+    world.workers()[2].impl()->agent().wake();
+  });
+}
+
+// The end of the context ends its pass, and comes to worker1 before the root asks who has stepped.
+TEST(AutogradLateTest, ReleasesBeforeAborts) {
+  hook() = {};
+  World* here = nullptr;
+  World world([&](const Sending& sending) -> std::optional<transport::SendResult> {
+    const bool its = !sending.answer && sending.from == 0 && sending.to == 1;
+    if (!its || !sending.function.ends_with("::abort_pass")) return std::nullopt;
+    here->workers().send_after(500ms, sending);
+    return transport::SendResult::kSent;
+  });
+  here = &world;
+  world.run([&](const Session& session) {
+    const auto parameter = session.remote<make_parameter>("worker1");
+    const DistributedOptimizer optimizer(session, {parameter}, Sgd{.lr = 1});
+    const auto x = torch::ones({2}).requires_grad_(true);
+    std::optional<Context> context(std::in_place, session);
+    const auto loss = (session.rpc_sync<times_parameter>("worker1", parameter, x) +
+                       session.rpc_sync<doubled_slowly>("worker2", x))
+                          .sum();
+    bool failed = false;
+    world.start([&, id = context->id()] {
+      try {
+        find(session, id).backward({loss}, {.optimizers = {optimizer.in_backward()}});
+        ADD_FAILURE() << "it did not fail";
+      } catch (const rpc::RemoteError& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kCancelled) << error.what();
+        EXPECT_NE(std::string(error.what())
+                      .find("its context was released on worker0 [stepped: worker1; not stepped: "
+                            "worker0, worker2]"),
+                  std::string::npos)
+            << error.what();
+      }
+      failed = true;
+      session.impl()->agent().wake();
+    });
+    EXPECT_TRUE(wait(session, 30s, [] { return hook().is_in; }));
+    sleep(session, 50ms);
+    EXPECT_TRUE(at::equal(parameter.to_here().detach(), torch::zeros({2})));
+    context.reset();
+    EXPECT_TRUE(wait(session, 30s, [&] { return failed; }));
     hook().goes_on = true;
     world.workers()[2].impl()->agent().wake();
   });

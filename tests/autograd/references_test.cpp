@@ -1,5 +1,6 @@
 // References as arguments and as roots of passes. Names of PyTorch's scenarios stand behind those
 // of the tests.
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -137,6 +138,18 @@ TEST(AutogradReferenceTest,
       expect_error(ErrorKind::kInvalidArgument,
                    concat("Could not find autograd context with id: ", context.id()),
                    [&] { stranger.backward(context); });
+    }
+    {
+      const auto there = session.remote<sum_of>(1, t);
+      std::optional<ContextRef> released;
+      {
+        const Context context(session);
+        released = context;
+      }
+      expect_error(ErrorKind::kInvalidArgument, "Could not find autograd context with id",
+                   [&] { there.backward(*released); });
+      expect_error(ErrorKind::kInvalidArgument, "has been released",
+                   [&] { scalar.backward(*released); });
     }
     {
       const Context context(session);

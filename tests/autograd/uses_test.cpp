@@ -28,6 +28,35 @@ at::Tensor deeper(const Way& way, const at::Tensor& x) {
 }
 CONVOY_RPC(deeper);
 
+Signal& opened() {
+  static Signal one;
+  return one;
+}
+Signal& continued() {
+  static Signal one;
+  return one;
+}
+at::Tensor square_when_opened(const at::Tensor& x) {
+  EXPECT_TRUE(opened().wait());
+  return x * x;
+}
+CONVOY_RPC(square_when_opened);
+// Answers when the continuation of the other one has run.
+void open_and_wait() {
+  opened().set(true);
+  EXPECT_TRUE(continued().wait());
+}
+CONVOY_RPC(open_and_wait);
+
+rpc::Future<at::Tensor> backward_in_continuation(const std::string& to, const at::Tensor& x) {
+  return rpc::current().session().rpc_async<square>(to, x).then([](const at::Tensor& t) {
+    EXPECT_TRUE(at::GradMode::is_enabled());
+    current().backward({t.sum()}, {.timeout = 20s});
+    return t.detach();
+  });
+}
+CONVOY_RPC(backward_in_continuation);
+
 // A parameter of worker1's (workers are threads here), whose hook may throw.
 std::atomic<bool> throws{false};
 at::Tensor& hooked() {
@@ -148,6 +177,86 @@ TEST(AutogradUseTest, HooksThatThrow) {
       EXPECT_EQ(session.rpc_sync<gradients_here>("worker1", context.id()), 1U);
     }
   });
+}
+
+// One that is frozen behind the forward pass; ones that are no leaves.
+TEST(AutogradUseTest, RequiresGradAndRetainGrad) {
+  run_root(2, [](Session& session) {
+    for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+      const auto x = random_leaf(), frozen = random_leaf();
+      const auto run = [&](auto&& product) {
+        const auto sent = x * 2;
+        const auto received = product(sent, frozen);
+        sent.retain_grad();
+        received.retain_grad();
+        return std::vector{sent, received, received.square().sum()};
+      };
+      const auto here = run([](const auto& a, const auto& b) { return a * b; });
+      const Context context(session);
+      const auto there =
+          run([&](const auto& a, const auto& b) { return session.rpc_sync<mul>("worker1", a, b); });
+      frozen.set_requires_grad(false);
+      here[2].backward();
+      context.backward({there[2]}, {.mode = mode});
+      EXPECT_FALSE(frozen.grad().defined());
+      EXPECT_EQ(context.gradients().size(), 1U);
+      expect_close(context.gradients().at(x), x.grad());
+      for (const int i : {0, 1}) expect_close(there[i].grad(), here[i].grad());
+    }
+  });
+}
+
+// Whatever the thread that waits is in, a guard or a hook: gradients are on in continuations.
+TEST(AutogradUseTest, ContinuationsOfWaitingThreads) {
+  run_root(2, [](Session& session) {
+    const auto x = random_leaf();
+    const Context context(session);
+    const auto begin = [&] {
+      opened().set(false);
+      continued().set(false);
+      return session.rpc_async<square_when_opened>("worker1", x).then([](const at::Tensor& t) {
+        const auto sum = t.sum();
+        continued().set(true);
+        return sum;
+      });
+    };
+    const auto wait = [&] { session.rpc_sync<open_and_wait>("worker1"); };
+    for (int i = 0; i < 10; ++i) {
+      const auto of_guard = begin();
+      {
+        const torch::NoGradGuard no_grad;
+        wait();
+      }
+      EXPECT_TRUE(of_guard.wait().requires_grad());
+      const auto of_hook = begin();
+      const auto y = x * 1;
+      y.register_hook([&](const at::Tensor& g) {
+        wait();
+        return g * 1;
+      });
+      context.backward({y.sum()});
+      EXPECT_TRUE(of_hook.wait().requires_grad());
+    }
+  });
+}
+
+// A continuation that runs while this thread waits in a node of a pass: gradients are on in it.
+TEST(AutogradUseTest, ContinuationsInPasses) {
+  run_root(3,
+           [](Session& session) {
+             const auto x = random_leaf();
+             const Context context(session);
+             for (int i = 1; i <= 20; ++i) {
+               std::vector<rpc::Future<at::Tensor>> passes;
+               for (int k = 0; k < 8; ++k) {
+                 passes.push_back(session.rpc_async<backward_in_continuation>(
+                     "worker1", k % 2 == 0 ? "worker1" : "worker2", x));
+               }
+               rpc::wait_all(passes);
+               EXPECT_TRUE(at::allclose(context.gradients().at(x), 16.0 * i * x.detach(), 1e-4));
+             }
+           },
+           {.threads = 1});
 }
 
 // Calls and passes of a hook are not part of the pass that it runs in.

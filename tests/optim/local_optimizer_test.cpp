@@ -187,6 +187,66 @@ TEST(LocalOptimizerTest, LazyTensors) {
   });
 }
 
+// Zeros without memory (ZeroTensor).
+TEST(LocalOptimizerTest, ZeroTensors) {
+  run_root(1, [](Session& session) {
+    for (const OptimizerRule& rule : all_rules()) {
+      SCOPED_TRACE(describe(rule));
+      const auto a = leaf(torch::ones({3})), b = leaf(torch::ones({3}));
+      const auto optimizer = make_here(session, {a, b}, rule);
+      for (int step = 0; step < 3; ++step) {
+        const auto zeros = torch::zeros({3});
+        const auto lazy = at::_efficientzerotensor({3}, zeros.options());
+        optimizer->step(step == 1 ? Gradients({{a, torch::ones({3})}, {b, torch::ones({3})}})
+                                  : Gradients({{a, lazy}, {b, zeros}}),
+                        {});
+      }
+      expect_equal(a.detach(), b.detach());
+    }
+  });
+}
+
+// A parameter that gets other data: laid out in another way, of other sizes, of another type.
+TEST(LocalOptimizerTest, ReplacedData) {
+  run_root(1, [](Session& session) {
+    for (const OptimizerRule& rule : all_rules()) {
+      SCOPED_TRACE(describe(rule));
+      const auto twin = leaf(torch::ones({2, 3})), replaced = leaf(torch::ones({2, 3})),
+                 first = leaf(torch::zeros({1}));
+      const auto beside = make_here(session, {twin}, rule);
+      const auto optimizer = make_here(session, {first, replaced}, rule);
+      for (int step = 0; step < 3; ++step) {
+        const auto g = torch::arange(6, torch::kFloat).reshape({2, 3}) - step;
+        beside->step(Gradients({{twin, g}}), {});
+        optimizer->step(Gradients({{replaced, g}}), {});
+        replaced.set_data(step == 0 ? replaced.detach().t().contiguous().t()
+                                    : replaced.detach().contiguous());
+        expect_equal(replaced.detach(), twin.detach());
+      }
+      for (const auto& data : {torch::ones({50}), torch::ones({2, 3}, torch::kDouble),
+                               torch::ones({2, 3}, torch::kHalf)}) {
+        replaced.set_data(data);
+        const auto gradients =
+            Gradients({{first, torch::ones({1})}, {replaced, torch::ones_like(data)}});
+        expect_error(ErrorKind::kInvalidArgument, "parameter 1: it is now ",
+                     [&] { optimizer->step(gradients, {}); });
+        expect_equal(replaced.detach(), torch::ones_like(data));
+        expect_equal(first.detach(), torch::zeros({1}));
+      }
+    }
+    // Without any state.
+    const auto parameter = leaf(torch::ones({3}));
+    const auto plain = make_here(session, {parameter}, Sgd{.lr = 1});
+    parameter.set_data(torch::ones({3}, torch::kHalf));
+    expect_error(ErrorKind::kInvalidArgument, "parameter 0: it is now Half", [&] {
+      plain->step(Gradients({{parameter, torch::ones({3}, torch::kHalf)}}), {});
+    });
+    parameter.set_data(torch::ones({5}));
+    plain->step(Gradients({{parameter, torch::ones({5})}}), {});
+    expect_equal(parameter.detach(), torch::zeros({5}));
+  });
+}
+
 // --- all, or none ---
 
 // Looked at before the first parameter is changed.
@@ -245,6 +305,17 @@ TEST(LocalOptimizerTest, AllOptimizersOfAPassOrNone) {
     adam.step();
     const auto got = session.rpc_sync<value_of>("worker1", dense);
     EXPECT_TRUE(at::allclose(got, wanted)) << got;
+  });
+}
+
+TEST(LocalOptimizerTest, OneThatIsListedTwice) {
+  run_root(1, [](Session& session) {
+    const auto parameter = leaf(torch::zeros({2}));
+    const DistributedOptimizer optimizer(session, {session.rref(parameter)}, Sgd{.lr = 1});
+    const Context context(session);
+    context.backward({parameter.sum()},
+                     {.optimizers = {optimizer.in_backward(), optimizer.in_backward()}});
+    expect_equal(parameter.detach(), torch::full({2}, -1.0));
   });
 }
 

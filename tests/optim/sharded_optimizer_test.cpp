@@ -207,6 +207,31 @@ TEST(ShardedOptimizerTest, AConjugatedGradient) {
   });
 }
 
+// Zeros without memory (ZeroTensor) on one of the ranks.
+TEST(ShardedOptimizerTest, AZeroTensorAsGradient) {
+  run_ranks(2, [](Rank& r, const ProcessGroup& world) {
+    const auto net = std::make_shared<ConjugateImpl>();
+    DistributedDataParallel<ConjugateImpl> model(net, world);
+    ShardedOptimizer optimizer(model.reducer(), Sgd{.lr = 1});
+    for (int step = 0; step < 2; ++step) {  // buckets are made in the first
+      const auto before = copies_of(*net);
+      model(complex_input(0, r.id())).backward();
+      std::vector<at::Tensor> gradients;
+      for (const auto& p : net->parameters()) {
+        if (r.id() == 1) p.mutable_grad() = at::_efficientzerotensor(p.sizes(), p.options());
+        gradients.push_back(p.grad().clone());
+        if (r.id() == 1) gradients.back() = torch::zeros_like(p);
+        world.all_reduce(gradients.back(), {.op = ReduceOp::kAvg});
+      }
+      optimizer.step();
+      const auto after = net->parameters();
+      for (std::size_t i = 0; i < after.size(); ++i) {
+        EXPECT_TRUE(at::allclose(after[i], before[i] - gradients[i], 1e-5, 1e-6)) << step << i;
+      }
+    }
+  });
+}
+
 // One vocabulary: libtorch's options become rules, and groups have rules of their own.
 TEST(ShardedOptimizerTest, OptionsBecomeRules) {
   const auto torchs = optim::AdamWOptions(0.003).weight_decay(0.2);
