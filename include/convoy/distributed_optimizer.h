@@ -106,10 +106,10 @@ class DistributedOptimizer {
   // context was released or belongs to another session.
   std::vector<OwnerStep> step(const autograd::ContextRef& context) const;
 
-  // An id for BackwardOptions::optimizers: each owner steps as soon as its part of the pass is
-  // done, which saves a round trip. But if the pass fails, some owners may have stepped; its error
-  // names them. If rules have changed since the last step, sends them to the owners first: blocks
-  // until they have answered, and throws StepError if that fails.
+  // An id for BackwardOptions::optimizers, valid while this optimizer exists: each owner steps as
+  // soon as its part of the pass is done, which saves a round trip. But if the pass fails, some
+  // owners may have stepped; its error names them. If rules have changed since the last step, sends
+  // them to the owners first: blocks until they have answered, and throws StepError if that fails.
   autograd::StepId in_backward() const;
 
   // Sets the learning rate of all groups, or of one, from the next step on. Does not communicate:

@@ -56,6 +56,7 @@ class [[nodiscard]] Future {
   //
   // `function` runs at once if this future is done. Otherwise it runs on the thread that completes
   // it, which may be a thread that waits for something else: keep it short, and do not block in it.
+  // Gradients are enabled in it, whatever guards that thread has.
   template <class Function>
   auto then(Function function) const;
 

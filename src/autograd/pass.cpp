@@ -30,22 +30,17 @@ Deadline deadline_after(const Registry& registry, std::uint64_t remaining) {
 Pass::Pass(std::shared_ptr<ContextState> context, const PassHead& head)
     : context_(std::move(context)),
       registry_(context_->registry()),
-      id_(head.pass),
-      floor_(head.floor),
-      fast_(head.fast),
-      retain_(head.retain),
-      deterministic_(head.deterministic),
-      optimizers_(head.optimizers),
+      told_(head),
       deadline_(deadline_after(registry_, head.remaining)),
       walk_(own_received_nodes(), context_->origin()),
-      planned_(head.planned) {}
+      plan_{.made = head.planned} {}
 
 PassHead Pass::head() const {
-  PassHead head{id_,   floor_,   context_->id(), fast_, retain_, deterministic_,
-                false, kNoLimit, optimizers_};
+  PassHead head = told_;
+  head.remaining = kNoLimit;
   {
     const std::scoped_lock lock(mutex_);
-    head.planned = planned_;
+    head.planned = plan_.made;
   }
   if (!deadline_.is_never()) {
     const auto left = deadline_.when() - registry_.session()->agent().now();
@@ -77,7 +72,7 @@ std::shared_ptr<const SentMessage> Pass::sent(std::uint64_t message) const {
 }
 
 std::vector<Ports> Pass::expand_locked(const std::vector<Ports>& ports) {
-  if (state_ != State::kDiscovery || planned_ || aborted()) {
+  if (state_ != State::kDiscovery || plan_.made || aborted()) {
     fail(ErrorKind::kInvalidArgument, "autograd: discovery of this backward pass is over");
   }
   for (const Ports& each : ports) walk_.follow(sent(each.message), each.tensors);
@@ -127,8 +122,8 @@ std::optional<std::set<WorkerId>> Pass::make_plan() {
     others.insert(worker);
   }
   static_cast<void>(walk_.take_reached());
-  parts_ = std::move(*plan);
-  planned_ = true;
+  plan_.unsent = std::move(*plan);
+  plan_.made = true;
   return others;
 }
 
@@ -136,15 +131,15 @@ void Pass::follow_plan(const PlanPart& part) {
   bool starts = false;
   {
     const std::scoped_lock lock(mutex_);
-    if (followed_plan_ || aborted() || state_ != State::kDiscovery) return;
+    if (plan_.followed || aborted() || state_ != State::kDiscovery) return;
     for (const PlannedSend& each : part.sends) walk_.follow(sent(each.message), each.tensors);
-    if (!planned_ || walk_.ports() != part.ports) {
+    if (!plan_.made || walk_.ports() != part.ports) {
       fail(ErrorKind::kInvalidArgument,
            "autograd: what messages said of those before them does not fit this backward pass: ",
            part.ports, " tensors of messages that came, but ", walk_.ports(), " are used");
     }
     for (const Gradient& each : arrived_) require_expected(each);
-    followed_plan_ = true;
+    plan_.followed = true;
     starts = !arrived_.empty();
     if (starts) state_ = State::kRunning;
   }
@@ -155,10 +150,10 @@ void Pass::send_plans(bool all) {
   std::vector<std::pair<WorkerId, PlanPart>> parts;
   {
     const std::scoped_lock lock(mutex_);
-    for (auto each = parts_.begin(); each != parts_.end();) {
+    for (auto each = plan_.unsent.begin(); each != plan_.unsent.end();) {
       const bool goes = all || !each->second.from_root;
       if (goes) parts.emplace_back(each->first, std::move(each->second));
-      each = goes ? parts_.erase(each) : std::next(each);
+      each = goes ? plan_.unsent.erase(each) : std::next(each);
     }
   }
   for (auto& [worker, part] : parts) {
@@ -183,8 +178,9 @@ void Pass::commit() {
     if (state_ != State::kDone) {
       fail(ErrorKind::kInternal, "autograd: a backward pass that has not run is to be committed");
     }
-    context_->add(std::exchange(gradients_, {}));
-    for (auto& [reducer, now] : std::exchange(reduced_, {})) {
+    auto computed = std::exchange(computed_, {});
+    context_->add(std::move(computed.by_leaf));
+    for (auto& [reducer, now] : computed.reduced) {
       context_->replace(reducer, std::move(now));
     }
     state_ = State::kCommitted;
@@ -203,8 +199,8 @@ void Pass::wait_for_decision() const {
       std::max(deadline_, least), [&] { return decided() || session->agent().is_shut_down(); });
   if (decided()) return;
   if (in_time) fail(ErrorKind::kCancelled, "autograd: the session was shut down");
-  fail(ErrorKind::kTimeout, "autograd: ", registry_.name_of(id_.root),
-       " has not said whether backward pass ", id_.number, " went well");
+  fail(ErrorKind::kTimeout, "autograd: ", registry_.name_of(told_.pass.root),
+       " has not said whether backward pass ", told_.pass.number, " went well");
 }
 
 AbortReply Pass::abort(const std::string& why) {

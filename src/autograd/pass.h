@@ -16,6 +16,7 @@
 
 #include "autograd/context.h"
 #include "autograd/gated.h"
+#include "autograd/pass_parts.h"
 #include "autograd/pass_record.h"
 #include "autograd/walk.h"
 #include "autograd/wire.h"
@@ -37,7 +38,7 @@ class Pass final : public GatedRun::Host,
  public:
   Pass(std::shared_ptr<ContextState> context, const PassHead& head);
 
-  const PassId& id() const { return id_; }
+  const PassId& id() const { return told_.pass; }
   ContextState& context() const { return *context_; }
   PassRecord& record() { return record_; }
   // As it is sent on, with what is left of its time.
@@ -111,7 +112,7 @@ class Pass final : public GatedRun::Host,
   void send_back(const Received& received, std::vector<at::Tensor>&& gradients) override;
   void arrived_at(torch::autograd::AccumulateGrad& leaf, const at::Tensor& gradient) override;
   bool engine_accumulates(torch::autograd::AccumulateGrad& leaf) override;
-  bool sends_zeros() const override { return fast_; }
+  bool sends_zeros() const override { return told_.fast; }
   void before_node(const char* name) override;
   bool after_node() override;
   // GradientHome
@@ -134,7 +135,6 @@ class Pass final : public GatedRun::Host,
   void run_engine(GatedRun& engine, const std::vector<torch::autograd::Edge>& roots,
                   std::vector<at::Tensor>&& gradients);
   void end_loans();
-  rpc::Future<GradientReply> answer_for_root(std::uint64_t message, std::size_t bytes);
   // Parts that have not gone with a gradient; those alone that gradients may not take along.
   void send_plans(bool all);
   void send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& gradients);
@@ -150,12 +150,7 @@ class Pass final : public GatedRun::Host,
 
   const std::shared_ptr<ContextState> context_;
   Registry& registry_;
-  const PassId id_;
-  const std::uint64_t floor_;
-  const bool fast_;
-  const bool retain_;
-  const bool deterministic_;
-  const std::vector<StepId> optimizers_;
+  const PassHead told_;  // as it came here: head() has what is sent on
   const Deadline deadline_;
 
   PassRecord record_;
@@ -165,38 +160,22 @@ class Pass final : public GatedRun::Host,
   State state_ = State::kDiscovery;
   Walk walk_;
   std::map<std::uint32_t, std::vector<Ports>> answers_;
-  bool planned_ = false;
-  bool followed_plan_ = false;          // its own part, at another worker
-  std::map<WorkerId, PlanPart> parts_;  // at the root: those that have not gone
+  PassPlan plan_;
   std::set<std::uint64_t> came_;
   std::deque<Gradient> arrived_;
   std::set<WorkerId> engaged_;
   std::string why_;  // it was aborted
   Stepped stepped_ = Stepped::kNothing;
-  struct RootCall {
-    std::vector<rpc::Promise<GradientReply>> waiting;
-    std::optional<GradientReply> answer;
-  };
-  std::map<std::uint64_t, RootCall> root_calls_;  // by message
-  std::set<std::uint64_t> open_calls_;            // those of them that wait
-  bool answered_all_ = false;
+  RootCalls root_calls_;
 
   // Of the thread of run(), and of commit() after it.
-  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_;
-  // Of reducers' parameters: instead of what the context has.
-  std::vector<std::pair<std::shared_ptr<Reducer::Impl>, ContextGradients>> reduced_;
+  ComputedGradients computed_;
   std::map<std::shared_ptr<Reducer::Impl>, std::unique_ptr<GradientLoan>> loans_;
   GatedRun* engine_ = nullptr;  // while it runs
-  std::vector<MessageGradients> for_root_;
-  std::vector<std::pair<Received, std::vector<at::Tensor>>> early_;  // until discovery has ended
-  std::optional<GatedRun> early_engine_;
+  HeldGradients for_root_;
+  EarlyRun early_;
   std::optional<ContextState::Ordered> ordered_;  // deterministic, until it has run
-  bool discovering_ = false;                      // early_ is used
-  std::size_t first_leaf_ = 0;                    // that has not been run
-  std::size_t nodes_left_ = 0;
-  std::chrono::steady_clock::time_point began_;
-  std::string node_;       // that runs, or ran last
-  bool in_node_ = false;   // it runs
+  EnginePlace place_;
   std::string failed_in_;  // see failed_in()
 };
 

@@ -37,12 +37,12 @@ void Pass::deliver(std::uint64_t message, const std::vector<at::Tensor>& gradien
   {
     const std::scoped_lock lock(mutex_);
     if (aborted() || state_ >= State::kDone || came_.contains(message)) return;
-    if (fast_ && state_ == State::kDiscovery) {
+    if (told_.fast && state_ == State::kDiscovery) {
       for (const auto& sent : context_->all_sent()) walk_.follow_all(sent);
     }
     Gradient gradient{message, gradients};
     // It is looked at when the part has come that it belongs to.
-    const bool too_early = planned_ && state_ == State::kDiscovery && !followed_plan_;
+    const bool too_early = plan_.made && state_ == State::kDiscovery && !plan_.followed;
     if (!too_early) require_expected(gradient);
     came_.insert(message);
     arrived_.push_back(std::move(gradient));
@@ -75,10 +75,10 @@ void Pass::send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor
   PlanPart part;
   {
     const std::scoped_lock lock(mutex_);
-    const auto found = parts_.find(to);
-    if (found != parts_.end()) {
+    const auto found = plan_.unsent.find(to);
+    if (found != plan_.unsent.end()) {
       part = std::move(found->second);
-      parts_.erase(found);
+      plan_.unsent.erase(found);
     }
   }
   registry_.ask<take_gradient>(
@@ -97,9 +97,10 @@ void Pass::send(WorkerId to, std::uint64_t message, const std::vector<at::Tensor
 }
 
 void Pass::tell_root(const PassError& error) {
-  if (id_.root != registry_.self()) {
-    registry_.ask<pass_failed>(id_.root, deadline_, [](const rpc::Future<void>&) {}, id_, error);
-  } else if (const auto root = registry_.coordinator(id_)) {
+  if (told_.pass.root != registry_.self()) {
+    registry_.ask<pass_failed>(
+        told_.pass.root, deadline_, [](const rpc::Future<void>&) {}, told_.pass, error);
+  } else if (const auto root = registry_.coordinator(told_.pass)) {
     root->failed(error);
   }
 }
@@ -109,9 +110,9 @@ void Pass::took_answer(const GradientReply& reply, WorkerId from) {
   try {
     for (const MessageGradients& each : reply.back) deliver(each.message, each.gradients);
     if (!reply.done) return;
-    if (const auto root = registry_.coordinator(id_)) root->done(from, reply.engaged);
+    if (const auto root = registry_.coordinator(told_.pass)) root->done(from, reply.engaged);
   } catch (const Error& error) {
-    if (const auto root = registry_.coordinator(id_)) {
+    if (const auto root = registry_.coordinator(told_.pass)) {
       root->failed({static_cast<std::int32_t>(error.kind()), from, "", error.what()});
     }
   }
@@ -125,83 +126,55 @@ rpc::Future<GradientReply> Pass::nothing_for_root() {
 
 rpc::Future<GradientReply> Pass::take(std::uint64_t message,
                                       const std::vector<at::Tensor>& gradients, bool from_root) {
-  auto answer = from_root ? answer_for_root(message, bytes_of(gradients)) : nothing_for_root();
+  auto answer = [&] {
+    if (!from_root) return nothing_for_root();
+    const std::scoped_lock lock(mutex_);
+    return root_calls_.add(message, /*at_once=*/bytes_of(gradients) > kMostOpen);
+  }();
   try {
     deliver(message, gradients);
   } catch (...) {
     const std::scoped_lock lock(mutex_);
-    root_calls_.erase(message);
-    open_calls_.erase(message);
+    root_calls_.drop(message);
     throw;
   }
   return answer;
 }
 
-rpc::Future<GradientReply> Pass::answer_for_root(std::uint64_t message, std::size_t bytes) {
-  const std::scoped_lock lock(mutex_);
-  RootCall& call = root_calls_[message];
-  if ((answered_all_ || bytes > kMostOpen) && !call.answer) call.answer.emplace();
-  rpc::Promise<GradientReply> promise;
-  auto future = promise.future();
-  if (call.answer) {
-    promise.set_value(*call.answer);
-  } else {
-    call.waiting.push_back(std::move(promise));
-    open_calls_.insert(message);
-  }
-  return future;
-}
-
 void Pass::flush(bool done) {
-  GradientReply reply{std::exchange(for_root_, {}), done, {}};
-  std::vector<rpc::Promise<GradientReply>> waiting;
+  GradientReply reply{for_root_.take(), done, {}};
+  RootCalls::Promises waiting;
   {
     const std::scoped_lock lock(mutex_);
     if (done) reply.engaged.assign(engaged_.begin(), engaged_.end());
-    if (!open_calls_.empty()) {
-      RootCall& call = root_calls_.at(*open_calls_.begin());
-      open_calls_.erase(open_calls_.begin());
-      call.answer = reply;
-      waiting.swap(call.waiting);
-    }
+    waiting = root_calls_.answer_one(reply);
   }
   if (!waiting.empty()) {
     for (auto& promise : waiting) promise.set_value(reply);
     return;
   }
   // None of its calls is open.
-  for (const auto& each : reply.back) send(id_.root, each.message, each.gradients);
+  for (const auto& each : reply.back) send(told_.pass.root, each.message, each.gradients);
   if (!done) return;
   registry_.ask<pass_done>(
-      id_.root, deadline_, [](const rpc::Future<void>&) {}, id_, registry_.self(), reply.engaged);
+      told_.pass.root, deadline_, [](const rpc::Future<void>&) {}, told_.pass, registry_.self(),
+      reply.engaged);
 }
 
 void Pass::answer_most() {
-  std::vector<rpc::Promise<GradientReply>> waiting;
+  RootCalls::Promises waiting;
   {
     const std::scoped_lock lock(mutex_);
-    while (open_calls_.size() > 1) {
-      RootCall& call = root_calls_.at(*open_calls_.begin());
-      open_calls_.erase(open_calls_.begin());
-      call.answer.emplace();
-      for (auto& promise : call.waiting) waiting.push_back(std::move(promise));
-      call.waiting.clear();
-    }
+    waiting = root_calls_.answer_most();
   }
   for (auto& promise : waiting) promise.set_value();
 }
 
 void Pass::answer_all() {
-  std::vector<rpc::Promise<GradientReply>> waiting;
+  RootCalls::Promises waiting;
   {
     const std::scoped_lock lock(mutex_);
-    answered_all_ = true;
-    open_calls_.clear();
-    for (auto& [message, call] : root_calls_) {
-      for (auto& promise : call.waiting) waiting.push_back(std::move(promise));
-      call.waiting.clear();
-      if (!call.answer) call.answer.emplace();
-    }
+    waiting = root_calls_.answer_all();
   }
   for (auto& promise : waiting) promise.set_value();
 }

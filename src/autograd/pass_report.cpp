@@ -36,7 +36,7 @@ std::string Pass::waits_for_locked() const {
                    registry_.name_of(send.sent->to), " (message ", message, ")");
   }
   if (count > 5) text += concat(" and ", count - 5, " more");
-  if (fast_ && count != 0) {
+  if (told_.fast && count != 0) {
     text +=
         "; in FAST mode every tensor that was sent must be used: unused tensors never get a "
         "gradient";
@@ -46,7 +46,7 @@ std::string Pass::waits_for_locked() const {
 
 PassReport Pass::report() const {
   PassReport report;
-  report.pass = id_;
+  report.pass = told_.pass;
   const std::scoped_lock lock(mutex_);
   report.state = state_ == State::kDiscovery ? "discovery"
                  : state_ == State::kRunning ? "running"

@@ -2,13 +2,10 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
-#include <exception>
-#include <string_view>
 
 #include "autograd/nodes.h"
 #include "autograd/pass.h"
@@ -21,12 +18,6 @@ namespace convoy::autograd::detail {
 namespace {
 
 namespace ag = torch::autograd;
-
-// What a worker has for the root goes with its end, if that is near: it is small, few nodes are
-// left, and all before took little time. Otherwise at once.
-constexpr std::size_t kMostHeldBack = 16384;  // bytes
-constexpr std::size_t kMostNodesLeft = 5;     // with the one that sends
-constexpr std::chrono::microseconds kMostHeldTime(50);
 
 // Parameters of more than this are stepped after the gradients have gone.
 constexpr std::size_t kMostSteppedFirst = std::size_t{1} << 18;  // bytes
@@ -49,27 +40,6 @@ template <class... Parts>
 at::Tensor with_memory(at::Tensor gradient) {
   const bool has_none = gradient.defined() && gradient._is_zerotensor();
   return has_none ? at::zeros(gradient.sizes(), gradient.options()) : std::move(gradient);
-}
-
-// "Function X returned an invalid gradient", "... returned nan": what the engine itself says of the
-// gradients that a node has computed.
-bool is_of_gradients(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& thrown) {
-    return std::string_view(thrown.what_without_backtrace()).starts_with("Function ");
-  } catch (...) {
-    return false;
-  }
-}
-
-// Within a catch. `node` runs, or ran last. Empty: in a node of ours, which runs nobody's code.
-std::string where_it_failed(const std::string& node, bool in_node) {
-  const bool is_ours = node.empty() || node.starts_with("convoy::");
-  if (in_node || is_of_gradients(std::current_exception())) {
-    return is_ours ? "" : concat("in ", node);
-  }
-  return is_ours ? "in a hook" : concat("in a hook after ", node);
 }
 
 // Of models whose gradients are reduced.
@@ -122,8 +92,8 @@ Pass::Arrived Pass::next_gradient(std::uint64_t message) {
 }
 
 void Pass::send_back(const Received& received, std::vector<at::Tensor>&& gradients) {
-  if (discovering_) {
-    early_.emplace_back(received, std::move(gradients));
+  if (early_.discovering) {
+    early_.unsent.emplace_back(received, std::move(gradients));
     return;
   }
   for (at::Tensor& gradient : gradients) gradient = with_memory(std::move(gradient));
@@ -135,27 +105,19 @@ void Pass::send_back(const Received& received, std::vector<at::Tensor>&& gradien
     if (aborted()) return;
     engaged_.insert(to);
   }
-  if (to != id_.root || bytes_of(gradients) > kMostHeldBack) {
+  if (to != told_.pass.root || bytes_of(gradients) > HeldGradients::kMostBytes) {
     return send(to, received.message, gradients);
   }
-  for_root_.push_back({received.message, std::move(gradients)});
-  if (nodes_left_ > kMostNodesLeft || std::chrono::steady_clock::now() - began_ > kMostHeldTime) {
-    flush(false);
-  }
+  for_root_.hold(received.message, std::move(gradients));
+  if (for_root_.must_go()) flush(false);
 }
 
-void Pass::before_node(const char* name) {
-  node_ = name;
-  in_node_ = true;
-}
+void Pass::before_node(const char* name) { place_.enters(name); }
 
 bool Pass::after_node() {
-  // Of one that throws it is called, too.
-  in_node_ = std::uncaught_exceptions() != 0;
-  if (nodes_left_ != 0) --nodes_left_;
-  if (!for_root_.empty() && std::chrono::steady_clock::now() - began_ > kMostHeldTime) {
-    flush(false);
-  }
+  place_.leaves();
+  for_root_.node_ended();
+  if (!for_root_.empty() && for_root_.is_late()) flush(false);
   return !aborted();
 }
 
@@ -185,14 +147,15 @@ std::string Pass::given_up() const {
 
 void Pass::end_loans() {
   if (!aborted()) {
-    for (const auto& [reducer, loan] : loans_) reduced_.emplace_back(reducer, loan->take());
+    for (const auto& [reducer, loan] : loans_)
+      computed_.reduced.emplace_back(reducer, loan->take());
   }
   loans_.clear();
 }
 
 void Pass::arrived_at(ag::AccumulateGrad& leaf, const at::Tensor& gradient) {
   if (!leaf.variable.requires_grad()) return;  // any more, as AccumulateGrad has it
-  gradients_.emplace_back(leaf.variable, with_memory(gradient));
+  computed_.by_leaf.emplace_back(leaf.variable, with_memory(gradient));
 }
 
 bool Pass::prepare_early() {
@@ -200,17 +163,17 @@ bool Pass::prepare_early() {
   const std::scoped_lock lock(mutex_);
   // A reducer waits for all of its gradients in one run.
   if (!walk_.is_apart_from(all) || has_sinks(walk_)) return false;
-  if (deterministic_) static_cast<void>(ordered_.emplace(context_).put_in_order(walk_));
+  if (told_.deterministic) static_cast<void>(ordered_.emplace(context_).put_in_order(walk_));
   // Now: the walk grows when others are asked.
-  early_engine_.emplace(*this, walk_);
-  first_leaf_ = walk_.leaves().size();
-  discovering_ = true;
+  early_.engine.emplace(*this, walk_);
+  early_.leaves = walk_.leaves().size();
+  early_.discovering = true;
   return true;
 }
 
 void Pass::run_early(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gradients) {
-  run_engine(*early_engine_, roots, std::move(gradients));
-  early_engine_.reset();
+  run_engine(*early_.engine, roots, std::move(gradients));
+  early_.engine.reset();
 }
 
 void Pass::discovery_ended() {
@@ -218,8 +181,8 @@ void Pass::discovery_ended() {
     const std::scoped_lock lock(mutex_);
     state_ = State::kRunning;
   }
-  discovering_ = false;
-  for (auto& [received, gradients] : std::exchange(early_, {})) {
+  early_.discovering = false;
+  for (auto& [received, gradients] : std::exchange(early_.unsent, {})) {
     send_back(received, std::move(gradients));
   }
 }
@@ -233,11 +196,11 @@ void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gra
     state_ = State::kRunning;
     needed = needed || !walk_.sends().empty();
     // The first gradients come in by the entry, where nothing else does.
-    const bool by_entry = roots.empty() && !deterministic_ && !walk_.sends().empty();
-    nodes_left_ = 1 + walk_.nodes().size() - walk_.leaves().size() + walk_.reached().size() +
-                  walk_.sends().size() - (by_entry ? 1 : 0);
-    engine.emplace(*this, walk_, first_leaf_);
-    if (deterministic_) {
+    const bool by_entry = roots.empty() && !told_.deterministic && !walk_.sends().empty();
+    for_root_.expect(1 + walk_.nodes().size() - walk_.leaves().size() + walk_.reached().size() +
+                     walk_.sends().size() - (by_entry ? 1 : 0));
+    engine.emplace(*this, walk_, early_.leaves);
+    if (told_.deterministic) {
       if (!ordered_) ordered_.emplace(context_);
       const auto numbers = ordered_->put_in_order(walk_);
       engine->add_gates(walk_, [&](const SentMessage& sent) { return numbers.at(sent.message); });
@@ -248,7 +211,7 @@ void Pass::run(const std::vector<ag::Edge>& roots, std::vector<at::Tensor>&& gra
   if (needed) run_engine(*engine, roots, std::move(gradients));
   ordered_.reset();
   send_plans(true);
-  context_->require_fitting(gradients_);
+  context_->require_fitting(computed_.by_leaf);
   const std::scoped_lock lock(mutex_);
   if (aborted()) fail(ErrorKind::kCancelled, "autograd: the backward pass was aborted: ", why_);
   state_ = State::kDone;
@@ -258,12 +221,12 @@ void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
                       std::vector<at::Tensor>&& gradients) {
   RECORD_FUNCTION("convoy::autograd::backward", {});
   const rpc::detail::RecorderScope recorded(FrameRecorder::of(context_));
-  began_ = std::chrono::steady_clock::now();
+  for_root_.starts();
   record_.runs();
   const GradientHome::Scope home(*this);
   engine_ = &engine;
   try {
-    engine.run(roots, std::move(gradients), retain_);
+    engine.run(roots, std::move(gradients), told_.retain);
   } catch (const GateError& error) {
     engine_ = nullptr;
     loans_.clear();
@@ -271,7 +234,7 @@ void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
   } catch (...) {
     engine_ = nullptr;
     loans_.clear();
-    failed_in_ = where_it_failed(node_, in_node_);
+    failed_in_ = place_.where_it_failed();
     throw;
   }
   engine_ = nullptr;
@@ -281,15 +244,15 @@ void Pass::run_engine(GatedRun& engine, const std::vector<ag::Edge>& roots,
 // The answer of this worker comes with the end of its part; but nobody waits for gradients
 // meanwhile, if the step takes its time.
 void Pass::step() {
-  if (optimizers_.empty()) return;
+  if (told_.optimizers.empty()) return;
   std::vector<Gradients::Item> items;
   {
     std::size_t bytes = 0;
-    for (const auto& [leaf, gradient] : gradients_) bytes += bytes_of(gradient);
+    for (const auto& [leaf, gradient] : computed_.by_leaf) bytes += bytes_of(gradient);
     if (bytes > kMostSteppedFirst && !for_root_.empty()) flush(false);
-    items = context_->gradients_with(gradients_);
+    items = context_->gradients_with(computed_.by_leaf);
   }
-  for (const auto& [reducer, now] : reduced_) {
+  for (const auto& [reducer, now] : computed_.reduced) {
     const auto& parameters = parameters_of(*reducer);
     std::erase_if(items, [&](const Gradients::Item& item) {
       return std::any_of(parameters.begin(), parameters.end(),
@@ -315,7 +278,7 @@ void Pass::step() {
   };
   try {
     const rpc::detail::RecorderScope not_recorded(nullptr);
-    step_hook()(*registry_.session(), optimizers_, Gradients(std::move(items)), begun);
+    step_hook()(*registry_.session(), told_.optimizers, Gradients(std::move(items)), begun);
   } catch (...) {
     ended();
     failed_in_ = "in the step of an optimizer";
