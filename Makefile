@@ -2,8 +2,7 @@
 #
 # Settings (make NAME=value, or from the environment):
 #   JOBS=2            compile and test jobs at a time; compiling against torch takes 1.5 GB each
-#   TESTS=regex       only the tests whose name matches (test, test-full, asan, tsan, tsan-torch); tests that use
-#                     libtorch go by suite: TESTS=ddp_test.DdpTest
+#   TESTS=regex       only the tests whose name matches; tests that use libtorch by suite: TESTS=ddp_test.DdpTest
 #   CONVOY_TORCH=dir  use the libtorch in dir instead of the one of .venv
 #   CONVOY_VENV=dir   the Python environment, instead of .venv
 #   CMAKE_ARGS=...    more arguments for cmake, such as -DCONVOY_BUILD_TORCH=OFF
@@ -81,7 +80,7 @@ test-full: build ## all tests, the long ones too
 test-pytorch: build ## PyTorch's own test suite on backend convoy, WORLD=4 or 8 ranks (a quarter of an hour)
 	@tests/pytorch/suite.py --build build/release --python $(CONVOY_VENV)/bin/python --world $(WORLD)
 
-test-pytorch-rpc: build ## PyTorch's own tests of torch.distributed.rpc on our transport (a quarter of an hour)
+test-pytorch-rpc: build ## PyTorch's own tests of torch.distributed.rpc on Convoy's transport (a quarter of an hour)
 	@tests/pytorch/rpc_suite.py --build build/release --python $(CONVOY_VENV)/bin/python --jobs $(JOBS)
 
 demo: demo-plan ready-release ## train a character-level GPT with two processes, on TEXT=file or on three classics

@@ -223,8 +223,9 @@ class ChannelListener {
 // and is made if it is missing. Throws kInvalidArgument for a folder with other permissions, and
 // for a path that is taken or too long.
 ChannelListener listen(const std::string& path);
-// Does not wait for the listener to accept: messages can be sent before. Throws kPeerLost if no process
-// listens there, kTimeout at the deadline, kInvalidArgument if the listener is another user.
+// Does not wait for the listener to accept: messages can be sent before. Throws kPeerLost if no
+// process listens there, kTimeout at the deadline, kInvalidArgument if the listener is another
+// user.
 Channel connect(const std::string& path, const Deadline& deadline,
                 const ChannelOptions& options = {});
 

@@ -67,8 +67,7 @@ class UsageFormatter : public CLI::Formatter {
 };
 
 std::unique_ptr<CLI::App> make_run_app(RunTexts& texts) {
-  auto app =
-      std::make_unique<CLI::App>("Starts and monitors the ranks of a job.", "convoy run");
+  auto app = std::make_unique<CLI::App>("Starts and monitors the ranks of a job.", "convoy run");
   app->formatter(std::make_shared<UsageFormatter>(
       "convoy run -n RANKS [options] [--] program [arguments...]\n"
       "Options stand before the program; what follows the program is passed on to it."));
