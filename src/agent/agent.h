@@ -311,7 +311,7 @@ class Agent final : private transport::Inbox {
   struct Functions;
 
   const HomeProcess home_;
-  AgentOptions options_;  // constant once it has met the others, as roster_ is
+  AgentOptions options_;  // constant once it has met the others
   std::atomic<std::chrono::nanoseconds> call_timeout_;
   Ending ending_;
   const std::shared_ptr<AgentLife> life_;

@@ -22,7 +22,7 @@ class CallTimer {
   bool is_set_by(Time when) const noexcept {
     return when.time_since_epoch().count() >= soonest_.load(std::memory_order_relaxed);
   }
-  // Must has_fired(), at `when` or before.
+  // `function` is called at `when` or before, and calls has_fired().
   void set(transport::Endpoint& endpoint, Time when, std::function<void()> function) {
     auto timer = timer_.lock();
     if (when >= timer->when) return;

@@ -109,7 +109,7 @@ ContextState::ContextState(std::shared_ptr<Registry> registry, ContextId id)
 
 ContextState::~ContextState() = default;
 
-Origin ContextState::origin() const { return {registry_->session_address(), id_}; }
+Origin ContextState::origin() const { return {registry_->serial(), id_}; }
 
 const void* FrameRecorder::session() const noexcept {
   return context_->registry().session_address();
@@ -284,7 +284,7 @@ void ContextState::require_fitting(
   const std::scoped_lock lock(mutex_);
   for (const auto& [leaf, gradient] : gradients) {
     const auto found = gradients_.find(leaf.unsafeGetTensorImpl());
-    if (found == gradients_.end()) continue;
+    if (found == gradients_.end() || !found->second.value.defined()) continue;
     const at::Tensor& sum = found->second.value;
     if (sum.sizes().equals(gradient.sizes()) && sum.scalar_type() == gradient.scalar_type()) {
       continue;

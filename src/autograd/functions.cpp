@@ -81,7 +81,12 @@ void commit(const PassHead& head) {
   const auto pass = registry.find_pass(head.pass);
   if (!pass) return;
   // In this order: until then whoever wants the gradients waits for them.
-  pass->commit();
+  try {
+    pass->commit();
+  } catch (...) {
+    registry.end_pass(head.pass);
+    throw;
+  }
   registry.end_pass(head.pass);
 }
 CONVOY_RPC(commit);

@@ -26,9 +26,10 @@ struct Upstream {
 static_assert(sizeof(Upstream) == 24);
 
 // The context that a message was recorded in, on this worker. Numbers of messages mean something
-// there only: two sessions have the same ones.
+// there only: two sessions have the same ones. `session` is Registry::serial(): a later session may
+// have the address of one that has ended.
 struct Origin {
-  const void* session = nullptr;
+  std::uint64_t session = 0;
   ContextId context = 0;
 
   friend bool operator==(const Origin&, const Origin&) = default;

@@ -1,6 +1,7 @@
 #include "autograd/pass.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "autograd/functions.h"
 #include "autograd/registry.h"
@@ -172,20 +173,24 @@ void Pass::send_plans(bool all) {
 // --- the end -----------------------------------------------------------------------------------
 
 void Pass::commit() {
+  std::exception_ptr error;
   {
     const std::scoped_lock lock(mutex_);
     if (state_ == State::kCommitted || aborted()) return;
     if (state_ != State::kDone) {
       fail(ErrorKind::kInternal, "autograd: a backward pass that has not run is to be committed");
     }
-    auto computed = std::exchange(computed_, {});
-    context_->add(std::move(computed.by_leaf));
-    for (auto& [reducer, now] : computed.reduced) {
-      context_->replace(reducer, std::move(now));
+    try {
+      auto computed = std::exchange(computed_, {});
+      context_->add(std::move(computed.by_leaf));
+      for (auto& [reducer, now] : computed.reduced) context_->replace(reducer, std::move(now));
+    } catch (...) {
+      error = std::current_exception();
     }
-    state_ = State::kCommitted;
+    state_ = State::kCommitted;  // it is decided, whatever became of it: nobody waits any more
   }
   registry_.wake();
+  if (error) std::rethrow_exception(error);
 }
 
 void Pass::wait_for_decision() const {

@@ -1,6 +1,7 @@
 #include "autograd/registry.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "autograd/coordinator.h"
 #include "autograd/pass.h"
@@ -77,9 +78,15 @@ Registry& registry_of(rpc::detail::SessionImpl& session) {
       return std::make_unique<Holder>(session);
     });
 
+std::uint64_t next_serial() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 }  // namespace
 
-Registry::Registry(rpc::detail::SessionImpl& session) : address_(&session), session_(&session) {}
+Registry::Registry(rpc::detail::SessionImpl& session)
+    : address_(&session), serial_(next_serial()), session_(&session) {}
 
 void Registry::close() {
   decltype(contexts_) contexts;

@@ -63,6 +63,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // kCancelled if it has ended.
   std::shared_ptr<rpc::detail::SessionImpl> session() const;
   const void* session_address() const { return address_; }
+  // No other session of this process ever has it.
+  std::uint64_t serial() const { return serial_; }
   bool is_shut_down() const noexcept;
   // Whoever waits looks again.
   void wake() const noexcept;
@@ -130,6 +132,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   void record_locked(Pass& pass) noexcept;
 
   const void* const address_;
+  const std::uint64_t serial_;
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   rpc::detail::SessionImpl* session_;

@@ -125,7 +125,9 @@ void Registry::release(ContextId id, std::uint64_t floor, std::optional<WorkerId
     if (const auto root = coordinator(pass->id())) {
       root->failed({static_cast<std::int32_t>(ErrorKind::kCancelled), here, "", why});
     } else {
-      keep_abort_reply(pass->id(), pass->abort(why));  // its root will ask
+      const AbortReply reply = pass->abort(why);
+      if (reply.stepped == Stepped::kIsBeing) continue;  // abort_pass() ends it, behind the step
+      keep_abort_reply(pass->id(), reply);               // its root will ask
       end_pass(pass->id());
     }
   }

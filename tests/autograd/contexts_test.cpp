@@ -340,6 +340,28 @@ TEST(AutogradTest, GraphsOfOtherContexts) {
   });
 }
 
+// Nor for passes of a later session, which may lie where an ended one lay.
+TEST(AutogradTest, GraphsOfEndedSessions) {
+  RankGroup(2, RankMode::kThreads).run([](Rank& r) {
+    const auto x = random_leaf();
+    at::Tensor earlier;
+    for (int i = 0; i < 4; ++i) {
+      Session session({.rank = r.id(), .size = r.size(), .store = r.store()});
+      if (r.id() == 0) {
+        const Context context(session);
+        const auto sum = session.rpc_sync<square>(1, x).sum();
+        if (earlier.defined()) {
+          expect_error(ErrorKind::kRemote, "received in a context of another session",
+                       [&] { context.backward({sum + earlier}, {.timeout = 20s}); });
+          EXPECT_TRUE(context.gradients().empty());
+        }
+        earlier = sum;
+      }
+      session.shutdown();
+    }
+  });
+}
+
 // A thread has one context, which it may be told of again.
 TEST(AutogradTest, TheSameContextAgain) {
   run_root(2, [](Session& session) {

@@ -251,7 +251,7 @@ active proctype service() {
      lock = false
   :: !FOR_SERVICE ->
 #ifdef LINGER
-     /* begin_to_linger() and end_lingering(), as it likes. */
+     /* Lingering::begin() and end_moment(), as it likes. */
      if
      :: !lingers -> lingers = true
      :: lingers ->

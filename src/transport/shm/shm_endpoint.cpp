@@ -93,8 +93,7 @@ ShmEndpoint::~ShmEndpoint() {
     for (auto& [on_sent, received] : sent) on_sent(received ? nullptr : &closed);
   };
   for (Task& task : backlog_.tasks()) tell(task.sent);
-  auto events = events_.lock();
-  for (Event& event : *events) tell(event.sent);
+  for (Event& event : events_.take()) tell(event.sent);
 }
 
 void ShmEndpoint::require_home() const {
