@@ -56,6 +56,12 @@ std::size_t most_upstream_of(std::uint64_t seed) {
   return most[seed / 2 % 3];
 }
 
+// Of the program that was prepared last.
+bool prepared_is_deterministic() {
+  const std::lock_guard lock(parameters().mutex);
+  return is_deterministic(parameters().seed);
+}
+
 // Every process can make those of all workers.
 void prepare(std::uint64_t seed) {
   detail::set_most_upstream(most_upstream_of(seed));
@@ -141,7 +147,7 @@ class Part {
     for (const auto& leaf : parameters_of(rank_)) pool_.push_back(leaf);
     pool_.push_back(number_grid(random_));
     // Bits tell orders apart only where several gradients are added up.
-    reuses_ = is_deterministic(parameters().seed);
+    reuses_ = prepared_is_deterministic();
     const std::uint64_t steps = (reuses_ ? 6 : 3) + random_.below(5);
     for (std::uint64_t i = 0; i < steps; ++i) step(depth);
     Tensors results;
